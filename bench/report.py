@@ -1,0 +1,221 @@
+"""The table and the JSON of a run, in the columns and field names of nccl-tests."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from collectives.bench.cases import NCCL_DTYPES, NCCL_OPS, REDUCTIONS
+from collectives.bench.sweep import Measurement, Row
+
+JSON_VERSION = 2  # of nccl-tests' format
+NOT_MEASURED = "N/A"
+
+
+def number(value: float | None, width: int) -> str:
+    """`value` in at most `width` characters, with two decimals if they fit; N/A for None."""
+    if value is None:
+        return NOT_MEASURED
+    for decimals in (2, 1, 0):
+        text = f"{value:.{decimals}f}"
+        if len(text) <= width:
+            return text
+    return f"{value:.1e}"
+
+
+def redop(row: Row) -> str:
+    """The redop column: nccl-tests' name, none for a collective that only moves data."""
+    return NCCL_OPS.get(row.op, row.op) if row.collective in REDUCTIONS else "none"
+
+
+def root(row: Row) -> int:
+    """The root column: -1 where there is no root."""
+    return row.root if row.collective == "broadcast" else -1
+
+
+def _measurement(m: Measurement | None) -> str:
+    m = m if m is not None else Measurement()
+    wrong = NOT_MEASURED if m.nwrong is None else str(m.nwrong)
+    time = None if m.time is None else m.time * 1e6
+    return f"  {number(time, 7):>7}  {number(m.alg_bw, 6):>6}  {number(m.bus_bw, 6):>6}  {wrong:>6}"
+
+
+def column_heads(peers: Sequence[str]) -> str:
+    """The three lines above a table."""
+    blank = f"{'':>10}  {'':>12}  {'':>8}  {'':>6}  {'':>6}"
+    variant = f"  {'time':>7}  {'algbw':>6}  {'busbw':>6}  {'#wrong':>6}"
+    units = f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}"
+    lines = [
+        f"# {blank}  {'out-of-place':^31}  {'in-place':^31}",
+        f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}{variant * 2}  {'algorithm':>9}",
+        f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}{units * 2}  {'':>9}",
+    ]
+    for name in peers:
+        for index, text in enumerate((f"{name:^17}", f"{'time':>9}  {'ratio':>6}", f"{'(us)':>9}  {'(x)':>6}")):
+            lines[index] += (" " * 11 if index == 0 and name == peers[0] else "") + f"  {text}"
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def peer_of(row: Row, name: str) -> tuple[str | None, Any]:
+    """The form in which a peer is compared ("out_of_place" if it has it, else "in_place") and its result there."""
+    for form in ("out_of_place", "in_place"):
+        measurement = getattr(row, form)
+        peer = measurement.peers.get(name) if measurement is not None else None
+        if peer is not None and peer.time is not None:
+            return form, peer
+    return None, None
+
+
+def table_line(row: Row, peers: Sequence[str]) -> str:
+    """One line of the table."""
+    dtype = NCCL_DTYPES.get(row.dtype, row.dtype)
+    line = f"{row.size:>12}  {row.count:>12}  {dtype:>8}  {redop(row):>6}  {root(row):>6}"
+    algorithm = row.main.algorithm if row.main is not None else None
+    line += _measurement(row.out_of_place) + _measurement(row.in_place) + f"  {algorithm or NOT_MEASURED:>9}"
+    for name in peers:
+        _, peer = peer_of(row, name)
+        if peer is None:
+            line += f"  {NOT_MEASURED:>9}  {NOT_MEASURED:>6}"
+            continue
+        ratio = f"WRONG:{peer.nwrong}" if peer.nwrong else number(peer.ratio, 6)
+        line += f"  {number(peer.time * 1e6, 9):>9}  {ratio:>6}"
+    return line
+
+
+@dataclass
+class PeerSummary:
+    """Ratios of a peer over the rows of one collective in one form; None where nothing was compared."""
+
+    geometric_mean: float
+    minimum: float
+    minimum_size: int
+    wrong: int
+
+
+@dataclass
+class Summary:
+    """The footer of some rows."""
+
+    out_of_bounds: int
+    average_bus_bandwidth: float | None
+    peers: dict[str, dict[str, PeerSummary]] = field(default_factory=dict)
+
+
+def summarize(rows: Sequence[Row], peers: Sequence[str]) -> Summary:
+    """Wrong elements, mean busbw over what was measured, and each peer's ratios by form."""
+    measured = [m for row in rows for m in (row.out_of_place, row.in_place) if m is not None]
+    busbw = [m.bus_bw for m in measured if m.bus_bw is not None]
+    summary = Summary(sum(m.nwrong or 0 for m in measured), statistics.fmean(busbw) if busbw else None)
+    for name in peers:
+        for form in ("out_of_place", "in_place"):
+            found = []
+            for row in rows:
+                measurement = getattr(row, form)
+                peer = measurement.peers.get(name) if measurement is not None else None
+                if peer is not None and peer.ratio is not None:
+                    found.append((peer.ratio, row.size, peer.nwrong or 0))
+            if found:
+                mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _, _ in found))
+                lowest = min(found)
+                wrong = sum(nwrong for _, _, nwrong in found)
+                summary.peers.setdefault(name, {})[form] = PeerSummary(mean, lowest[0], lowest[1], wrong)
+    return summary
+
+
+def footer(summary: Summary, peers: Sequence[str]) -> str:
+    """The lines below a table."""
+    verdict = "FAILED" if summary.out_of_bounds else "OK"
+    average = summary.average_bus_bandwidth
+    lines = [
+        f"# {'Out of bounds values':<20} : {summary.out_of_bounds} {verdict}",
+        f"# {'Avg bus bandwidth':<20} : {NOT_MEASURED if average is None else f'{average:g}'}",
+    ]
+    for name in peers:
+        forms = summary.peers.get(name)
+        if not forms:
+            lines.append(f"# {name + ' / ours':<20} : {NOT_MEASURED}")
+            continue
+        for form, peer in forms.items():
+            text = f"geometric mean {peer.geometric_mean:.2f}x, minimum {peer.minimum:.2f}x at {peer.minimum_size} B"
+            text += f", {peer.wrong} WRONG elements" if peer.wrong else ""
+            lines.append(f"# {name + ' / ours':<20} : {form.replace('_', '-'):<12} {text}")
+    return "\n".join(lines)
+
+
+def _measurement_json(m: Measurement | None, peers: Sequence[str]) -> dict[str, Any] | None:
+    if m is None:
+        return None
+    result: dict[str, Any] = {
+        "time": None if m.time is None else m.time * 1e6,
+        "alg_bw": m.alg_bw,
+        "bus_bw": m.bus_bw,
+        "nwrong": m.nwrong,
+    }
+    if peers:
+        result["peers"] = {
+            name: {"time": None if p.time is None else p.time * 1e6, "ratio": p.ratio, "nwrong": p.nwrong}
+            for name, p in m.peers.items()
+        }
+    return result
+
+
+def row_json(row: Row, peers: Sequence[str]) -> dict[str, Any]:
+    """A row as an entry of ``results``; times in microseconds, bandwidths in GB/s, null for what was not measured."""
+    compared = {}
+    for name in peers:
+        form, peer = peer_of(row, name)
+        time = None if peer is None else peer.time * 1e6
+        compared[name] = {"time": time, "ratio": None if peer is None else peer.ratio, "form": form}
+    main = row.main
+    return {
+        "size": row.size,
+        "count": row.count,
+        "type": NCCL_DTYPES.get(row.dtype, row.dtype),
+        "redop": redop(row),
+        "root": root(row),
+        "out_of_place": _measurement_json(row.out_of_place, peers),
+        "in_place": _measurement_json(row.in_place, peers),
+        "actual_iterations": None if main is None else main.iterations,
+        "experiment_name": row.collective,
+        "algorithm": None if main is None else main.algorithm,
+        "peers": compared,
+        "memcpy": None if row.memcpy is None else row.memcpy * 1e6,
+    }
+
+
+def document(head: dict[str, Any], rows: Sequence[Row], peers: Sequence[str], end_time: str) -> dict[str, Any]:
+    """The whole JSON document. `head` has version, start_time, args, config and environment."""
+    summary = summarize(rows, peers)
+    average = summary.average_bus_bandwidth
+    summaries = {}
+    for collective in dict.fromkeys(row.collective for row in rows):
+        part = summarize([row for row in rows if row.collective == collective], peers)
+        summaries[collective] = {
+            "average_bus_bandwidth": part.average_bus_bandwidth,
+            "peers": {name: {form: vars(peer) for form, peer in forms.items()} for name, forms in part.peers.items()},
+        }
+    return {
+        **head,
+        "results": [row_json(row, peers) for row in rows],
+        # Text, not booleans: so does nccl-tests.
+        "out_of_bounds": {
+            "count": summary.out_of_bounds,
+            "okay": "false" if summary.out_of_bounds else "true",
+        },
+        "average_bus_bandwidth": {"bandwidth": average, "okay": "unchecked"},
+        "summaries": summaries,
+        "errors": [],
+        "end_time": end_time,
+    }
+
+
+def write_json(path: str, content: dict[str, Any]) -> None:
+    """Write the document, making its folder."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(json.dumps(content, indent=1) + "\n")

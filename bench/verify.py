@@ -1,0 +1,201 @@
+"""Inputs whose reduction is exact in every order, so that ``#wrong`` counts real errors and never rounding.
+
+Each element comes from a hash of (seed, rank, index). For floating sums the summands of one element are small integers
+times one power of two, so that every partial sum is representable; products are powers of two with one full mantissa
+among them; integers wrap, which is exact in any order; minimum, maximum and moves take any finite value.
+
+The index is taken modulo a prime larger than any chunk: data that arrives at a wrong offset differs, and a gigabyte is
+filled and checked from a table of a few hundred thousand elements that stays in cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from collectives.bench.cases import COMPLEX, INTEGERS, REDUCTIONS, Array, numpy_dtype
+
+PERIOD = 262139  # prime
+_WINDOW = 6  # factors other than one in a floating product: 2^-6 .. 2^6 is normal in every dtype
+_PRECISION = {  # bits of the significand, the implicit one included
+    "float64": 53,
+    "float32": 24,
+    "float16": 11,
+    "bfloat16": 8,
+    "float8_e4m3fn": 4,
+    "float8_e5m2": 3,
+}
+_LOGICAL = {"sum": "or", "max": "or", "bor": "or", "product": "and", "min": "and", "band": "and", "bxor": "xor"}
+_ELEMENTWISE: dict[str, Callable[[Any, Any], Any]] = {
+    "min": np.minimum,
+    "max": np.maximum,
+    "band": np.bitwise_and,
+    "bor": np.bitwise_or,
+    "bxor": np.bitwise_xor,
+}
+
+
+def _hash(seed: int, rank: int, count: int) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """64 mixed bits for each index below `count` (a multiply-xorshift mixer over a counter)."""
+    key = (seed * 0x9E3779B97F4A7C15 + (rank + 1) * 0xD1B54A32D192ED03) & (2**64 - 1)
+    z = np.arange(count, dtype=np.uint64) * np.uint64(0x2545F4914F6CDD1D) + np.uint64(key)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z ^= z >> np.uint64(shift)
+        z *= np.uint64(factor)
+    return z ^ (z >> np.uint64(31))
+
+
+def _signed(bits: Array, bound: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Integers in [-bound, bound] from hashed bits."""
+    return (bits % np.uint64(2 * bound + 1)).astype(np.int64) - bound
+
+
+def _finite(bits: Array, dtype: str) -> Array:
+    """Any bit pattern of `dtype` but zeros, infinities and NaN (zeros: of two that are equal either may win)."""
+    kind = numpy_dtype(dtype)
+    values = bits.astype(np.dtype(f"u{kind.itemsize}")).view(kind)
+    with np.errstate(invalid="ignore"):  # signalling NaN among the patterns
+        usable = np.isfinite(values) & (values != 0)
+    return np.where(usable, values, np.ones_like(values))
+
+
+def _summands(seed: int, rank: int, world_size: int, dtype: str, count: int) -> Array:
+    """Integers times a power of two that all ranks share; W of the largest still fit the significand."""
+    room = 1 << _PRECISION[dtype]
+    bound = max(1, room // world_size)
+    shared = _hash(seed, -1, count)
+    value = _signed(_hash(seed, rank, count) >> np.uint64(8), bound)
+    # More ranks than the significand can count: only `room` of them, another set for each element, are not zero.
+    place = (shared >> np.uint64(8)) % np.uint64(world_size)
+    value[(place + np.uint64(rank)) % np.uint64(world_size) >= np.uint64(room)] = 0
+    scale = (shared % np.uint64(7)).astype(np.int64) - 3
+    return np.ldexp(value.astype(np.float64), scale)
+
+
+def _factors(seed: int, rank: int, world_size: int, dtype: str, count: int) -> Array:
+    """Signed powers of two from 1/2 to 2; one rank of each element also brings a random significand."""
+    bits, shared = _hash(seed, rank, count), _hash(seed, -1, count)
+    place = ((shared >> np.uint64(8)) + np.uint64(rank)) % np.uint64(world_size)
+    exponent = (bits % np.uint64(3)).astype(np.int64) - 1
+    exponent[place >= np.uint64(_WINDOW)] = 0
+    fraction = bits >> np.uint64(64 - (_PRECISION[dtype] - 1))
+    significand = 1.0 + np.ldexp(fraction.astype(np.float64), 1 - _PRECISION[dtype])
+    significand[place != 0] = 1.0
+    sign = np.where(bits & np.uint64(8), -1.0, 1.0)
+    return sign * np.ldexp(significand, exponent)
+
+
+def table(collective: str, dtype: str, op: str, rank: int, world_size: int, seed: int, count: int = PERIOD) -> Array:
+    """What `rank` contributes at indices 0 .. count - 1, as an array of `dtype`."""
+    kind = numpy_dtype(dtype)
+    bits = _hash(seed, rank, count)
+    if dtype == "bool":
+        return (bits & np.uint64(1)).astype(np.bool_)
+    if dtype in COMPLEX:
+        parts = np.stack([bits >> np.uint64(40), bits & np.uint64(0xFFFFFF)], axis=1).astype(np.float64)
+        return parts.view(np.complex128).reshape(count).astype(kind)
+    if collective in REDUCTIONS and op == "avg" and dtype in INTEGERS:
+        # An average adds in int64: the sum of all ranks must fit there.
+        width = 8 * kind.itemsize
+        limit = min((1 << (width - (1 if kind.kind == "i" else 0))) - 1, ((1 << 62) - 1) // world_size)
+        offset = limit if kind.kind == "i" else 0
+        return ((bits % np.uint64(limit + offset + 1)).astype(np.int64) - offset).astype(kind)
+    if dtype in INTEGERS:
+        return bits.astype(np.dtype(f"u{kind.itemsize}")).view(kind)
+    if collective in REDUCTIONS and op in ("sum", "avg"):
+        return _summands(seed, rank, world_size, dtype, count).astype(kind)
+    if collective in REDUCTIONS and op == "product":
+        return _factors(seed, rank, world_size, dtype, count).astype(kind)
+    return _finite(bits, dtype)
+
+
+def reduced_table(dtype: str, op: str, world_size: int, seed: int, count: int = PERIOD) -> Array:
+    """The one correct reduction of all ranks' tables, as an array of `dtype`."""
+    kind = numpy_dtype(dtype)
+    inputs = [table("all_reduce", dtype, op, rank, world_size, seed, count) for rank in range(world_size)]
+    combine: Callable[[Any, Any], Any]
+    if dtype == "bool":
+        combine = {"or": np.logical_or, "and": np.logical_and, "xor": np.logical_xor}[_LOGICAL[op]]
+        return np.asarray(reduce(combine, inputs))
+    if op in _ELEMENTWISE:
+        return np.asarray(reduce(_ELEMENTWISE[op], inputs))
+    combine = np.multiply if op == "product" else np.add
+    if dtype in INTEGERS:
+        if op == "avg":
+            total = reduce(np.add, [x.astype(np.int64) for x in inputs])
+            return np.asarray(np.sign(total) * (np.abs(total) // world_size)).astype(kind)
+        return np.asarray(reduce(combine, inputs))
+    exact = reduce(combine, [x.astype(np.float64) for x in inputs])
+    if op == "avg":
+        # The sum is exact in the accumulator; the division rounds there, and once more to the dtype.
+        accumulator = np.float64 if dtype == "float64" else np.float32
+        exact = exact.astype(accumulator) / accumulator(world_size)
+    return np.asarray(exact).astype(kind)
+
+
+def fill(destination: Array, source: Array, start: int = 0) -> None:
+    """Write the periodic sequence of `source` to 1-d `destination`, whose first element has index `start`."""
+    period, position = len(source), 0
+    while position < len(destination):
+        phase = (start + position) % period
+        length = min(period - phase, len(destination) - position)
+        destination[position : position + length] = source[phase : phase + length]
+        position += length
+
+
+def count_wrong(result: Array, source: Array, start: int = 0) -> int:
+    """Elements of 1-d `result` whose bits differ from the periodic sequence of `source`, from index `start` on."""
+    # Complex has no unsigned integer of its size: compare its halves.
+    width = result.dtype.itemsize
+    word = np.dtype(f"u{min(width, 8)}")
+    seen, wanted = result.view(word), source.view(word)
+    lanes = width // word.itemsize
+    period, position, wrong = len(source), 0, 0
+    while position < len(result):
+        phase = (start + position) % period
+        length = min(period - phase, len(result) - position)
+        differs = (
+            seen[position * lanes : (position + length) * lanes] != wanted[phase * lanes : (phase + length) * lanes]
+        )
+        wrong += int(np.count_nonzero(differs.reshape(length, lanes).any(axis=1) if lanes > 1 else differs))
+        position += length
+    return wrong
+
+
+class Verifier:
+    """Fills inputs and judges outputs of one (collective, dtype, op, root) on one rank of a world.
+
+    Args:
+        rank, world_size: of the caller.
+        seed: another seed gives other data, so that a stale result does not pass.
+    """
+
+    def __init__(self, collective: str, dtype: str, op: str, root: int, rank: int, world_size: int, seed: int) -> None:
+        self.collective, self.root, self.rank, self.world_size = collective, root, rank, world_size
+
+        def contribution(r: int) -> Array:
+            return table(collective, dtype, op, r, world_size, seed)
+
+        self._own = contribution(rank)
+        if collective == "all_gather":
+            self._expected = [contribution(r) for r in range(world_size)]
+        elif collective == "broadcast":
+            self._expected = [contribution(root)]
+        else:
+            self._expected = [reduced_table(dtype, op, world_size, seed)]
+
+    def prepare(self, x: Array, out: Array) -> None:
+        """Fresh input in `x`; garbage in `out` where it is not `x`."""
+        out.view(np.uint8).fill(0x5A)
+        fill(x, self._own)
+
+    def wrong(self, out: Array) -> int:
+        """How many elements of `out` are not what the collective promises."""
+        if self.collective == "all_gather":
+            blocks = np.split(out, self.world_size)
+            return sum(count_wrong(block, want) for block, want in zip(blocks, self._expected, strict=True))
+        start = self.rank * len(out) if self.collective == "reduce_scatter" else 0
+        return count_wrong(out, self._expected[0], start)

@@ -1,0 +1,38 @@
+"""Collective communication over peer-to-peer memory.
+
+Ranks are processes (or threads) of one host; a :class:`Communicator` connects them through shared memory::
+
+    import collectives, numpy as np
+
+    comm = collectives.Communicator()  # the ranks that mpirun, torchrun, srun or collectives.launch started
+    x = np.full(4, float(comm.rank), dtype=np.float32)
+    comm.all_reduce(x)  # in place: every rank now holds the sum
+"""
+
+from collectives.communicator import Communicator
+from collectives.errors import (
+    AbortedError,
+    ClosedError,
+    CollectiveError,
+    CollectiveTimeoutError,
+    MismatchError,
+    PeerDiedError,
+    RefusedError,
+)
+from collectives.plan import Plan, Receipt
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AbortedError",
+    "ClosedError",
+    "CollectiveError",
+    "CollectiveTimeoutError",
+    "Communicator",
+    "MismatchError",
+    "PeerDiedError",
+    "Plan",
+    "Receipt",
+    "RefusedError",
+    "__version__",
+]

@@ -1,0 +1,83 @@
+"""The communicator: collectives among the ranks of one host."""
+
+from __future__ import annotations
+
+import math
+from types import TracebackType
+from typing import Any
+
+from collectives import _native, environment
+from collectives.plan import Plan, Receipt
+from collectives.rendezvous import rendezvous
+
+
+class Communicator(_native.Communicator):
+    """Connects the ranks of one host through shared memory.
+
+    Args:
+        source: who the ranks are: an mpi4py communicator, a torch process group, a ``Rendezvous``, or None for the
+            environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world of one without
+            any). All ranks must construct their communicators from one source in the same order.
+        timeout: seconds after which a call, or this construction, gives up on ranks that have not arrived. None
+            takes COLLECTIVES_TIMEOUT, which is 600 where it is not set.
+
+    Every collective takes NumPy arrays (also of ml_dtypes' bfloat16, float8_e4m3fn and float8_e5m2), torch CPU
+    tensors and any object with ``__dlpack__``, of any shape, strides and alignment. It blocks until the result is
+    there, releases the GIL meanwhile, and may be called from several threads, which take turns.
+
+    Every call ends: with its result, or with an exception on every rank. After :class:`MismatchError` and
+    :class:`RefusedError` the communicator can be used again; after any other :class:`CollectiveError` it is broken
+    (``healthy`` is False) and every later call raises at once.
+
+    Raises:
+        CollectiveTimeoutError: ranks did not arrive; names them.
+        RuntimeError, ValueError: the ranks cannot be connected; says why.
+    """
+
+    def __init__(self, source: Any = None, *, timeout: float | None = None) -> None:
+        if timeout is None:
+            timeout = environment.read("TIMEOUT")
+        if not (timeout > 0 and math.isfinite(timeout)):
+            raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
+        meeting = rendezvous(source)
+        super().__init__(meeting.rank, meeting.world_size, timeout)
+        self._source = meeting.source
+        self.connect(meeting.exchange(self.announcement, timeout))
+
+    def explain(self, collective: str, nbytes: int, dtype: str = "float32") -> Plan:
+        """The plan for a call, with its reason.
+
+        Args:
+            collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"`` or ``"barrier"``.
+            nbytes: bytes of the call's larger side (all_gather: the output, reduce_scatter: the input).
+            dtype: element type by name.
+
+        Raises:
+            ValueError: unknown collective or dtype.
+        """
+        plan = self._explain(collective, nbytes, dtype)
+        return Plan(
+            collective=collective,
+            nbytes=nbytes,
+            dtype=dtype,
+            world_size=self.world_size,
+            order="rank",
+            **plan,
+        )
+
+    def last_receipt(self) -> Receipt | None:
+        """What the last successful call on this rank did; None before the first."""
+        receipt = self._last_receipt()
+        return None if receipt is None else Receipt(order="rank", **receipt)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else "healthy" if self.healthy else "broken"
+        return f"<Communicator rank {self.rank} of {self.world_size} by {self._source}, {state}>"

@@ -1,0 +1,68 @@
+"""What a call is going to do, and what one did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a communicator would serve a call: equal on all ranks, and a function of the arguments alone.
+
+    Attributes:
+        collective: such as ``"all_reduce"``.
+        nbytes: bytes of the call's larger side (all_gather: the output, reduce_scatter: the input).
+        dtype: element type.
+        world_size: number of ranks.
+        algorithm: ``"inline"``, ``"one_shot"`` or ``"two_shot"``.
+        chunk_bytes: bytes that one exchange of flags moves for each rank.
+        chunks: number of such chunks, pipelined through two slots.
+        order: order level of the result; ``"rank"`` is ((x0 + x1) + x2) + ... with one rounding at the end.
+        reason: why this algorithm.
+    """
+
+    collective: str
+    nbytes: int
+    dtype: str
+    world_size: int
+    algorithm: str
+    chunk_bytes: int
+    chunks: int
+    order: str
+    reason: str
+
+    def __str__(self) -> str:
+        pieces = f"{self.chunks} chunks of at most" if self.chunks > 1 else "one chunk of"
+        return (
+            f"{self.collective} of {self.nbytes} bytes ({self.dtype}) over {self.world_size} ranks: {self.algorithm}, "
+            f"{pieces} {self.chunk_bytes} bytes, order {self.order}; {self.reason}"
+        )
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What one call really did on this rank.
+
+    Attributes:
+        collective: such as ``"all_reduce"``.
+        epoch: number of the call in this communicator, from 1; refused calls count.
+        algorithm: the algorithm that ran.
+        op: operator, or None where nothing is reduced.
+        dtype: element type, or None for a barrier.
+        count: elements that each rank put in (reduce_scatter: that each rank got out).
+        nbytes: bytes of the call's larger side.
+        chunks: exchanges of data.
+        order: order level of the result.
+        staged_bytes: bytes that this rank wrote into shared staging memory; 0 where they rode in the flag line.
+    """
+
+    collective: str
+    epoch: int
+    algorithm: str
+    op: str | None
+    dtype: str | None
+    count: int
+    nbytes: int
+    chunks: int
+    order: str
+    staged_bytes: int

@@ -1,0 +1,46 @@
+#include "core/descriptor.h"
+
+#include <array>
+
+namespace collectives {
+namespace {
+
+constexpr std::array<const char*, 5> kCollectives = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
+                                                     "barrier"};
+constexpr std::array<const char*, 4> kAlgorithms = {"automatic", "inline", "one_shot", "two_shot"};
+
+template <class Enum, size_t N>
+bool find(const std::array<const char*, N>& names, std::string_view text, Enum& found) {
+  for (size_t i = 0; i < N; ++i)
+    if (text == names[i]) {
+      found = static_cast<Enum>(i);
+      return true;
+    }
+  return false;
+}
+
+// A peer's bytes may be anything: a word out of range is printed as a number, never used as an index.
+template <size_t N>
+const char* at(const std::array<const char*, N>& names, size_t index) {
+  return index < N ? names[index] : "?";
+}
+
+}  // namespace
+
+const char* name(Collective c) { return at(kCollectives, static_cast<size_t>(c)); }
+const char* name(Algorithm a) { return at(kAlgorithms, static_cast<size_t>(a)); }
+bool parse(std::string_view text, Collective& c) { return find(kCollectives, text, c); }
+bool parse(std::string_view text, Algorithm& a) { return find(kAlgorithms, text, a); }
+
+std::string describe(const Descriptor& d) {
+  if (d.collective == Collective::barrier) return "barrier()";
+  std::string text = std::string(name(d.collective)) + "(";
+  const bool reduces = d.collective == Collective::all_reduce || d.collective == Collective::reduce_scatter;
+  if (reduces) text += std::string(name(d.op)) + ", ";
+  text += std::string(name(d.dtype)) + ", " + std::to_string(d.count) + (d.count == 1 ? " element" : " elements");
+  if (d.collective == Collective::broadcast) text += ", root " + std::to_string(d.root);
+  if (d.algorithm != Algorithm::automatic) text += std::string(", algorithm ") + name(d.algorithm);
+  return text + ")";
+}
+
+}  // namespace collectives

@@ -1,0 +1,40 @@
+// What a call is: the words that every rank publishes, compares with its peers' and puts into messages.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "core/op.h"
+
+namespace collectives {
+
+enum class Collective : uint8_t { all_reduce, all_gather, reduce_scatter, broadcast, barrier };
+enum class Algorithm : uint8_t { automatic, inline_payload, one_shot, two_shot };
+
+const char* name(Collective);
+const char* name(Algorithm);
+bool parse(std::string_view, Collective&);
+bool parse(std::string_view, Algorithm&);
+
+// The call's fingerprint. Sixteen bytes, compared whole: a hash could collide, and could not be printed.
+// `count` is the number of elements that one rank puts in (broadcast: that the root sends).
+struct Descriptor {
+  uint64_t count = 0;
+  Collective collective = Collective::barrier;
+  Op op = Op::sum;
+  DType dtype = DType::u8;
+  Algorithm algorithm = Algorithm::automatic;
+  uint32_t root = 0;
+
+  bool operator==(const Descriptor& other) const { return std::memcmp(this, &other, sizeof *this) == 0; }
+  size_t bytes() const { return static_cast<size_t>(count) * size_of(dtype); }
+};
+static_assert(sizeof(Descriptor) == 16 && std::is_trivially_copyable_v<Descriptor>);
+
+// Such as "all_reduce(sum, float32, 100 elements)"; the algorithm is named only where it was forced.
+std::string describe(const Descriptor&);
+
+}  // namespace collectives

@@ -1,0 +1,46 @@
+// One collective call as the algorithms see it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/descriptor.h"
+#include "cpu/reduce.h"
+
+namespace collectives {
+
+// `in` and `out` are packed arrays. Elements: all_reduce count -> count; all_gather count -> world * count;
+// reduce_scatter world * count -> count; broadcast count in place (in == out). The descriptor's count is this one.
+struct Call {
+  Descriptor descriptor;
+  const char* in = nullptr;
+  char* out = nullptr;
+
+  size_t item() const { return size_of(descriptor.dtype); }
+  size_t count() const { return static_cast<size_t>(descriptor.count); }
+  ReduceFn reduction() const { return reduce_function(descriptor.dtype, descriptor.op); }
+};
+
+// Elements [begin, end).
+struct Range {
+  size_t begin;
+  size_t end;
+  size_t size() const { return end - begin; }
+};
+
+// `count` elements cut into `chunks` chunks of `chunk` elements, the last one shorter.
+inline Range chunk_range(size_t count, size_t chunk, size_t index) {
+  const size_t begin = std::min(count, index * chunk);
+  return {begin, std::min(count, begin + chunk)};
+}
+
+// A chunk cut into one shard a rank. Shards begin at cache lines of the slot, so that no two ranks write one line.
+inline Range shard_range(size_t count, int world, int rank, size_t item) {
+  const size_t line = std::max<size_t>(1, 64 / item);
+  const size_t even = (count + static_cast<size_t>(world) - 1) / static_cast<size_t>(world);
+  const size_t shard = (even + line - 1) / line * line;
+  const size_t begin = std::min(count, static_cast<size_t>(rank) * shard);
+  return {begin, std::min(count, begin + shard)};
+}
+
+}  // namespace collectives

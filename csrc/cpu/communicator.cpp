@@ -1,0 +1,129 @@
+#include "cpu/communicator.h"
+
+#include <utility>
+
+#include "cpu/inline_payload.h"
+#include "cpu/one_shot.h"
+#include "cpu/two_shot.h"
+
+namespace collectives {
+
+Communicator::Communicator(int rank, int world, double timeout, std::function<bool()> interrupted)
+    : rank_(rank), world_(world), timeout_(timeout) {
+  if (world < 1 || world > kMaxWorld || rank < 0 || rank >= world)
+    throw BadArgument("rank " + std::to_string(rank) + " of " + std::to_string(world) + ": the rank must be in [0, world) and the world in [1, " +
+                      std::to_string(kMaxWorld) + "]");
+  if (!(timeout > 0)) throw BadArgument("the timeout must be a positive number of seconds");
+  membership_ = std::make_shared<Membership>(rank, world, kSlotBytes, std::move(interrupted));
+  sources_.resize(static_cast<size_t>(world));
+}
+
+Communicator::~Communicator() { close(); }
+
+void Communicator::connect(const std::vector<Announcement>& peers) {
+  std::lock_guard lock(mutex_);
+  membership_->connect(peers, timeout_);
+  auto& group = membership_->group();
+  group.begin(Descriptor{});
+  group.enter();
+  group.reset_epoch();
+}
+
+bool Communicator::healthy() const { return !membership_->forked() && membership_->connected() && membership_->group().healthy(); }
+
+bool Communicator::closed() const {
+  return membership_->forked() || !membership_->connected() || membership_->group().closed();
+}
+
+void Communicator::check_usable(Collective collective) const {
+  if (membership_->forked())
+    throw Failure(Cause::closed, name(collective), 0, {rank_},
+                  std::string(name(collective)) + ": this communicator was made in the parent process; a forked child must make its own");
+  if (!membership_->connected())
+    throw Failure(Cause::closed, name(collective), 0, {rank_}, std::string(name(collective)) + ": this communicator is not connected");
+}
+
+void Communicator::run(const Call& call) {
+  std::lock_guard lock(mutex_);
+  const Descriptor& d = call.descriptor;
+  check_usable(d.collective);
+  auto& group = membership_->group();
+  Plan plan;
+  try {
+    plan = this->plan(d);
+  } catch (const BadArgument& bad) {
+    group.refuse(d, bad.what());
+    throw;
+  }
+  group.begin(d);
+  run_plan(call, plan);
+  const size_t bytes = d.bytes();
+  size_t staged = 0;
+  if (plan.algorithm != Algorithm::inline_payload) {
+    const bool stages = d.collective != Collective::broadcast || static_cast<int>(d.root) == rank_;
+    staged = d.collective == Collective::reduce_scatter ? bytes * static_cast<size_t>(world_ - 1) : stages ? bytes : 0;
+  }
+  receipt_ = Receipt{group.epoch(), d, plan.chunks, staged};
+  receipt_->descriptor.algorithm = plan.algorithm;
+}
+
+void Communicator::run_plan(const Call& call, const Plan& plan) {
+  auto& group = membership_->group();
+  if (plan.algorithm == Algorithm::inline_payload) return run_inline(group, call, sources_);
+  switch (call.descriptor.collective) {
+    case Collective::all_reduce:
+      if (plan.algorithm == Algorithm::one_shot)
+        return run_pipeline(group, OneShotAllReduce(group, call, plan.chunk, sources_), plan.chunks);
+      return run_pipeline(group, TwoShotAllReduce(group, call, plan.chunk, sources_), plan.chunks);
+    case Collective::all_gather:
+      return run_pipeline(group, OneShotAllGather(group, call, plan.chunk), plan.chunks);
+    case Collective::reduce_scatter:
+      return run_pipeline(group, TwoShotReduceScatter(group, call, plan.chunk, sources_), plan.chunks);
+    case Collective::broadcast:
+      return run_pipeline(group, OneShotBroadcast(group, call, plan.chunk), plan.chunks);
+    case Collective::barrier:
+      return;  // always inline
+  }
+}
+
+void Communicator::refuse(Collective collective, const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  check_usable(collective);
+  Descriptor d;
+  d.collective = collective;
+  membership_->group().refuse(d, reason);
+}
+
+Plan Communicator::plan(const Descriptor& d) const {
+  const bool reduces = d.collective == Collective::all_reduce || d.collective == Collective::reduce_scatter;
+  if (reduces && !supports(d.dtype, d.op))
+    throw BadArgument(std::string(name(d.op)) + " is not defined for " + name(d.dtype));
+  if (d.root >= static_cast<uint32_t>(world_))
+    throw BadArgument("root " + std::to_string(d.root) + " is not a rank: the world has " + std::to_string(world_));
+  return make_plan(d, world_, kSlotBytes);
+}
+
+std::string Communicator::reason(const Descriptor& d) const { return collectives::reason(d, plan(d), world_); }
+
+std::optional<Receipt> Communicator::last_receipt() const {
+  std::lock_guard lock(mutex_);
+  return receipt_;
+}
+
+void Communicator::abort() {
+  if (membership_->forked() || !membership_->connected()) return;
+  membership_->group().abort();
+}
+
+void Communicator::close() {
+  if (membership_->forked() || !membership_->connected() || membership_->group().closed()) return;
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) {  // a call is in flight in another thread: it ends first
+    membership_->group().abort();
+    lock.lock();
+  }
+  membership_->group().close();
+  Membership::retire(membership_);
+}
+
+}  // namespace collectives

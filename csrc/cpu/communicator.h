@@ -1,0 +1,75 @@
+// The communicator: collectives among the ranks of one host over shared memory.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cpu/call.h"
+#include "cpu/membership.h"
+#include "cpu/plan.h"
+
+namespace collectives {
+
+// What the last call really did.
+struct Receipt {
+  uint64_t epoch = 0;
+  Descriptor descriptor;  // `algorithm` is the one that ran
+  size_t chunks = 0;
+  size_t staged_bytes = 0;  // written into this rank's staging and result slots
+};
+
+// Bytes of one staging slot: half of a 512 KB L2, so that what a rank stages and what it reads stay in cache.
+inline constexpr size_t kSlotBytes = 256 << 10;
+
+// Made in three steps, because the middle one is the rendezvous' affair: construct, carry `announcement()` to all ranks
+// and theirs here, `connect`. One call at a time: calls from several threads take turns. Every call ends with the result
+// or with a Failure; BadArgument means that this rank refused its own arguments, and its peers were told.
+class Communicator {
+ public:
+  // `interrupted` is asked now and then while waiting and returns true if the call must end (a signal handler raised).
+  Communicator(int rank, int world, double timeout, std::function<bool()> interrupted);
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  const Announcement& announcement() const { return membership_->announcement(); }
+  // Maps the peers' memory, reads each token back, and passes a first barrier. Throws BadArgument where the
+  // announcements contradict each other, std::runtime_error where a rank cannot be reached, Failure.
+  void connect(const std::vector<Announcement>& peers);
+
+  int rank() const { return rank_; }
+  int world() const { return world_; }
+  double timeout() const { return timeout_; }
+  bool healthy() const;
+  bool closed() const;
+
+  // `call.in` and `call.out` as cpu/call.h says. Blocks until the result is there.
+  void run(const Call& call);
+  // Takes part in a call that this rank will not make, because its arguments are bad.
+  void refuse(Collective collective, const std::string& reason);
+
+  Plan plan(const Descriptor& descriptor) const;
+  std::string reason(const Descriptor& descriptor) const;
+  std::optional<Receipt> last_receipt() const;
+
+  void abort();  // from any thread
+  void close();  // does not wait for the peers
+
+ private:
+  void check_usable(Collective collective) const;
+  void run_plan(const Call& call, const Plan& plan);
+
+  const int rank_;
+  const int world_;
+  const double timeout_;
+  mutable std::mutex mutex_;                // held during a call
+  std::shared_ptr<Membership> membership_;  // never null
+  std::vector<const void*> sources_;        // scratch: the inputs of one reduction
+  std::optional<Receipt> receipt_;
+};
+
+}  // namespace collectives

@@ -1,0 +1,295 @@
+// The flag exchange of one group of ranks: publishing, waiting for all, and what makes a wait end badly.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/failure.h"
+#include "core/watch.h"
+#include "cpu/layout.h"
+
+namespace collectives {
+
+// Modular: sequence numbers wrap, and two ranks are never 2^31 exchanges apart.
+inline bool reached(uint32_t seen, uint32_t target) { return static_cast<int32_t>(seen - target) >= 0; }
+
+// The exchange. Each rank counts its exchanges; exchange s is: publish one line with sequence number s, then wait until
+// every rank's line says s. All ranks make the same exchanges, because how many a call makes is a function of its
+// descriptor, and a rank whose descriptor differs is found by the first of them.
+//
+// Memory order: `publish` releases the publisher's earlier writes (payload, descriptor, staging slots) and the wait
+// acquires every peer's; so an exchange is a barrier for the data too.
+// Reuse: lines and slots come in two banks, by parity of s. A rank that has waited for all of exchange s-1 knows that
+// every rank has published s-1, and so has finished everything that it did between s-2 and s-1, in program order. So
+// the bank of s-2 is free to be written for s. `begin` establishes this before anything is staged.
+// Failure: a wait ends with an exception when a rank that has not arrived is dead, closed or failed, when abort() is
+// called, when the timeout is over, or when a signal handler raised.
+template <class Memory>
+class Group {
+ public:
+  using Word = typename Memory::Word;
+  using Control = ControlBlock<Word>;
+  using Line = FlagLine<Word>;
+
+  Group(int rank, std::vector<char*> slices, SliceLayout layout, Watch& watch, double timeout)
+      : rank_(rank), slices_(std::move(slices)), layout_(layout), watch_(watch), timeout_(timeout) {}
+
+  int rank() const { return rank_; }
+  int world() const { return static_cast<int>(slices_.size()); }
+  const SliceLayout& layout() const { return layout_; }
+  uint64_t epoch() const { return epoch_; }
+  double timeout() const { return timeout_; }
+
+  char* staging(int peer, unsigned bank) const { return slices_[peer] + layout_.staging(bank); }
+  char* result(int peer, unsigned bank) const { return slices_[peer] + layout_.result(bank); }
+  const Line& line(int peer, unsigned bank) const { return control(peer).banks[bank].line; }
+  unsigned next_bank() const { return (sequence_ + 1) & 1; }
+
+  // The exchange that proves a new group is no call of the user's.
+  void reset_epoch() { epoch_ = 0; }
+
+  bool healthy() const { return standing(rank_).state == Standing::open; }
+  bool closed() const { return standing(rank_).state == Standing::closed; }
+
+  // Opens the next call. Afterwards the slots of next_bank() may be written.
+  void begin(const Descriptor& descriptor) {
+    current_ = descriptor;
+    ++epoch_;
+    raise_if_broken();
+    settle();
+  }
+
+  // The first exchange of a call: all ranks must have described the same call.
+  void enter(const void* payload = nullptr, size_t bytes = 0) {
+    publish(Line::call, payload, bytes);
+    settle();
+    check_agreement();
+  }
+
+  // A later exchange of the same call.
+  void exchange() {
+    publish(Line::call, nullptr, 0);
+    settle();
+  }
+
+  // Takes this rank's part in a call that it will not make: the peers raise at once instead of waiting. Does not wait
+  // for them, unless the call before was refused too and they have not yet seen that.
+  void refuse(const Descriptor& descriptor, const std::string& reason) {
+    begin(descriptor);
+    publish(Line::refused, reason.data(), std::min(reason.size(), kPayload));
+  }
+
+  // From any thread, also while another one waits.
+  void abort() { fall({Standing::failed, Cause::aborted, static_cast<uint16_t>(rank_)}); }
+  void close() {
+    if (standing(rank_).state == Standing::open) set_standing({Standing::closed, Cause::closed, uint16_t(rank_)});
+    else set_standing({Standing::closed, standing(rank_).cause, standing(rank_).culprit});
+  }
+
+  // True when no rank, this one included, can touch this rank's slice any more.
+  bool abandoned() {
+    std::vector<int> dead = watch_.dead();
+    for (int peer = 0; peer < world(); ++peer)
+      if (standing(peer).state != Standing::closed && std::find(dead.begin(), dead.end(), peer) == dead.end()) return false;
+    return true;
+  }
+
+ private:
+  static constexpr int kYields = 200;       // looks of about a microsecond each before the first sleep
+  static constexpr int kSleepMillis = 20;   // so a death is noticed within this time
+
+  Control& control(int peer) const { return *reinterpret_cast<Control*>(slices_[peer]); }
+  Standing standing(int peer) const { return Standing::from(Memory::load(control(peer).standing)); }
+
+  void publish(typename Line::Kind kind, const void* payload, size_t bytes) {
+    ++sequence_;
+    Line& line = control(rank_).banks[sequence_ & 1].line;
+    line.kind = kind;
+    line.payload_bytes = static_cast<uint8_t>(bytes);
+    Memory::write(&line.descriptor, &current_, sizeof current_);
+    if (bytes > 0) Memory::write(line.payload, payload, bytes);
+    Memory::publish(line.sequence, sequence_, control(rank_).sleepers);
+  }
+
+  // Waits until every rank has published the exchange that this rank published last.
+  void settle() {
+    if (settled_ == sequence_) return;
+    for (int peer = 0; peer < world(); ++peer) {
+      if (peer == rank_) continue;
+      const Word& flag = line(peer, sequence_ & 1).sequence;
+      int spins = kSpins;
+      while (!reached(Memory::load(flag), sequence_)) {
+        if (--spins == 0) {
+          wait(peer, flag);
+          break;
+        }
+        Memory::pause();
+      }
+    }
+    settled_ = sequence_;
+  }
+
+  // The patient half of a wait: give the core away, then sleep, and look for reasons to stop.
+  void wait(int peer, const Word& flag) {
+    for (int i = 0; i < kYields; ++i) {
+      Memory::yield();
+      if (reached(Memory::load(flag), sequence_)) return;
+    }
+    Word& sleepers = control(peer).sleepers;
+    const double started = watch_.now();
+    while (true) {
+      if (std::optional<Failure> failure = reason_to_stop(started)) {
+        // A peer may have published and then left in peace: what it published counts.
+        if (reached(Memory::load(flag), sequence_)) return;
+        throw *failure;
+      }
+      Memory::enter_sleep(sleepers);
+      const uint32_t seen = Memory::load_before_sleep(flag);
+      if (!reached(seen, sequence_)) Memory::sleep(flag, seen, kSleepMillis);
+      Memory::leave_sleep(sleepers);
+      if (reached(Memory::load(flag), sequence_)) return;
+    }
+  }
+
+  std::optional<Failure> reason_to_stop(double started) {
+    if (!healthy()) return broken();
+    // Standings before deaths: a peer that raised and then exited has said who was to blame.
+    for (int peer = 0; peer < world(); ++peer) {
+      const Standing s = standing(peer);
+      if (s.state == Standing::open || (s.state == Standing::closed && arrived(peer))) continue;
+      if (s.cause == Cause::interrupted || s.cause == Cause::aborted) return fall({Standing::failed, Cause::aborted, s.culprit});
+      return fall({Standing::failed, s.cause, s.culprit});
+    }
+    for (int peer : watch_.dead())
+      if (!arrived(peer)) return fall({Standing::failed, Cause::died, static_cast<uint16_t>(peer)});
+    if (watch_.interrupted()) return fall({Standing::failed, Cause::interrupted, static_cast<uint16_t>(rank_)});
+    if (watch_.now() - started > timeout_) {
+      const std::vector<int> late = missing();
+      if (late.empty()) return std::nullopt;
+      return fall({Standing::failed, Cause::timed_out, static_cast<uint16_t>(late.front())});
+    }
+    return std::nullopt;
+  }
+
+  // The flag of this exchange or a later one stands in one of the two banks.
+  bool arrived(int peer) const {
+    return reached(Memory::load(line(peer, sequence_ & 1).sequence), sequence_);
+  }
+
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (int peer = 0; peer < world(); ++peer)
+      if (peer != rank_ && !arrived(peer)) ranks.push_back(peer);
+    return ranks;
+  }
+
+  void set_standing(Standing s) {
+    Memory::publish(control(rank_).standing, s.word(), control(rank_).sleepers);
+    Memory::wake(control(rank_).banks[0].line.sequence);
+    Memory::wake(control(rank_).banks[1].line.sequence);
+  }
+
+  // Records why this rank stopped, for itself and for its peers, and returns what to throw.
+  Failure fall(Standing s) {
+    if (healthy()) set_standing(s);
+    return broken();
+  }
+
+  Failure broken() const;
+  void raise_if_broken() const {
+    if (!healthy()) throw broken();
+  }
+  void check_agreement() const;
+
+  int rank_;
+  std::vector<char*> slices_;
+  SliceLayout layout_;
+  Watch& watch_;
+  double timeout_;
+  uint32_t sequence_ = 0;  // exchanges published
+  uint32_t settled_ = 0;   // the last exchange that was waited for
+  uint64_t epoch_ = 0;     // calls begun
+  Descriptor current_;
+};
+
+// Every rank reads the same lines, so all ranks come to the same verdict.
+template <class Memory>
+void Group<Memory>::check_agreement() const {
+  const unsigned bank = sequence_ & 1;
+  bool same = true;
+  for (int peer = 0; peer < world(); ++peer) {
+    const Line& theirs = line(peer, bank);
+    same &= theirs.kind == Line::call && theirs.descriptor == current_;
+  }
+  if (same) return;
+
+  std::vector<int> culprits;
+  std::string text = std::string(name(current_.collective)) + " (call " + std::to_string(epoch_) + "): ";
+  for (int peer = 0; peer < world(); ++peer) {
+    const Line& theirs = line(peer, bank);
+    if (theirs.kind != Line::refused) continue;
+    char reason[kPayload];
+    Memory::read(reason, theirs.payload, theirs.payload_bytes);
+    text += (culprits.empty() ? "" : "; ") + list_ranks({peer}) + " refused its own call: " + std::string(reason, theirs.payload_bytes);
+    culprits.push_back(peer);
+  }
+  if (!culprits.empty())
+    throw Failure(Cause::refused, name(current_.collective), epoch_, culprits,
+                  text + ". No data moved; the communicator can still be used");
+
+  std::map<std::string, std::vector<int>> descriptions;
+  for (int peer = 0; peer < world(); ++peer) descriptions[describe(line(peer, bank).descriptor)].push_back(peer);
+  size_t most = 0;
+  for (const auto& [_, ranks] : descriptions) most = std::max(most, ranks.size());
+  text += "the ranks do not agree on the call: ";
+  bool first = true;
+  for (const auto& [description, ranks] : descriptions) {
+    text += (first ? "" : "; ") + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + description;
+    first = false;
+    if (ranks.size() < most || 2 * ranks.size() <= static_cast<size_t>(world()))  // no clear majority: all are named
+      culprits.insert(culprits.end(), ranks.begin(), ranks.end());
+  }
+  throw Failure(Cause::mismatched, name(current_.collective), epoch_, culprits,
+                text + ". No data moved; the communicator can still be used");
+}
+
+template <class Memory>
+Failure Group<Memory>::broken() const {
+  const Standing s = standing(rank_);
+  const std::string who = "rank " + std::to_string(s.culprit);
+  std::string text = describe(current_) + ", call " + std::to_string(epoch_) + " on rank " + std::to_string(rank_) + " of " + std::to_string(world()) + ": ";
+  std::vector<int> culprits = {s.culprit};
+  switch (s.cause) {
+    case Cause::died:
+      text += "the process of " + who + " ended before it had done its part";
+      break;
+    case Cause::timed_out: {
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, "%g", timeout_);
+      if (std::vector<int> late = missing(); !late.empty() && settled_ != sequence_) culprits = late;
+      text += list_ranks(culprits) + " did not arrive within " + seconds + " s";
+      break;
+    }
+    case Cause::aborted:
+      text += "aborted by " + who;
+      break;
+    case Cause::interrupted:
+      text += "interrupted by a signal on " + who;
+      break;
+    case Cause::closed:
+      text += s.culprit == rank_ ? "this communicator is closed" : who + " closed the communicator";
+      break;
+    default:
+      text += "the communicator is broken";
+  }
+  if (s.state == Standing::failed) text += ". The communicator cannot be used any more: close it and make a new one";
+  return Failure(s.cause, name(current_.collective), epoch_, culprits, text);
+}
+
+}  // namespace collectives

@@ -1,0 +1,64 @@
+// What one rank keeps in shared memory for one communicator: a control block, then staging slots.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/descriptor.h"
+
+namespace collectives {
+
+// Two lines of 64 bytes: adjacent-line prefetchers fetch pairs.
+inline constexpr size_t kLine = 128;
+inline constexpr size_t kPage = 4096;
+inline constexpr int kMaxWorld = 1024;  // ranks of one host; every exchange reads a line of each
+inline constexpr size_t kPayload = 40;  // bytes that ride in a flag line beside the flag and the fingerprint
+
+inline constexpr size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+// A flag line: one cache line with one writer. `sequence` is stored last and announces the rest.
+template <class Word>
+struct alignas(64) FlagLine {
+  enum Kind : uint8_t { call = 1, refused = 2 };
+
+  Word sequence;
+  Kind kind;
+  uint8_t payload_bytes;
+  uint8_t reserved[2];
+  Descriptor descriptor;
+  unsigned char payload[kPayload];
+};
+
+// Written by its owner alone, but for `sleepers`, which the peers count up and down.
+template <class Word>
+struct ControlBlock {
+  struct Token {  // who this memory belongs to; read back by the peers before anything else is believed
+    unsigned char process[16];
+    uint32_t rank;
+    uint32_t world;
+    uint32_t serial;
+  } token;
+  alignas(kLine) Word standing;
+  alignas(kLine) Word sleepers;
+  struct alignas(kLine) Bank {
+    FlagLine<Word> line;
+  } banks[2];  // by parity of the sequence number
+};
+static_assert(sizeof(FlagLine<uint32_t>) == 64);
+static_assert(sizeof(ControlBlock<uint32_t>) <= kPage);
+
+// Slot addresses are functions of the communicator's capacity and the rank, never of a message's size. Each bank has a
+// staging slot of `slot_bytes` and a result slot for the one shard that this rank reduces of a chunk.
+struct SliceLayout {
+  size_t slot_bytes;
+  size_t result_bytes;
+
+  SliceLayout(size_t slot_bytes, int world)
+      : slot_bytes(slot_bytes), result_bytes(round_up(slot_bytes / static_cast<size_t>(world) + 2 * kLine, kPage)) {}
+
+  size_t staging(unsigned bank) const { return kPage + bank * slot_bytes; }
+  size_t result(unsigned bank) const { return kPage + 2 * slot_bytes + bank * result_bytes; }
+  size_t total() const { return kPage + 2 * (slot_bytes + result_bytes); }
+};
+
+}  // namespace collectives

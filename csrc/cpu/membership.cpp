@@ -1,0 +1,120 @@
+#include "cpu/membership.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <new>
+
+namespace collectives {
+namespace {
+
+constexpr char kMagic[8] = {'c', 'o', 'l', 'l', '-', 'v', '0', '1'};
+
+void check(const std::vector<Announcement>& all, const Announcement& mine) {
+  std::map<std::string, std::vector<int>> hosts;
+  if (all.size() != mine.world)
+    throw BadArgument("the rendezvous gave " + std::to_string(all.size()) + " announcements for a world of " + std::to_string(mine.world));
+  for (size_t i = 0; i < all.size(); ++i) {
+    const Announcement& peer = all[i];
+    const std::string who = "rank " + std::to_string(i);
+    if (std::memcmp(peer.magic, kMagic, sizeof kMagic) != 0)
+      throw BadArgument(who + " runs another version of collectives: install one version for all ranks");
+    if (peer.world != mine.world || peer.rank != i)
+      throw BadArgument(who + " takes itself for rank " + std::to_string(peer.rank) + " of " + std::to_string(peer.world) + ", rank " +
+                        std::to_string(mine.rank) + " counts " + std::to_string(mine.world) + " ranks");
+    if (peer.bytes != mine.bytes || peer.slot_bytes != mine.slot_bytes)
+      throw BadArgument(who + " has staging slots of another size than rank " + std::to_string(mine.rank));
+    hosts[std::string(reinterpret_cast<const char*>(peer.host), sizeof peer.host)].push_back(static_cast<int>(i));
+  }
+  if (hosts.size() == 1) return;
+  std::string text = "the ranks are on " + std::to_string(hosts.size()) + " hosts or network namespaces (";
+  bool first = true;
+  for (const auto& [_, ranks] : hosts) {
+    text += (first ? "" : "; ") + list_ranks(ranks);
+    first = false;
+  }
+  throw BadArgument(text + "): this version connects the ranks of one host");
+}
+
+}  // namespace
+
+Membership::Membership(int rank, int world, size_t slot_bytes, std::function<bool()> interrupted)
+    : process_(Process::current()), interrupted_(std::move(interrupted)), layout_(slot_bytes, world),
+      slice_(process_->allocate(layout_.total())) {
+  std::memcpy(announcement_.magic, kMagic, sizeof kMagic);
+  announcement_.process = process_->identity().id;
+  announcement_.secret = process_->identity().secret;
+  std::memcpy(announcement_.host, Process::host(), sizeof announcement_.host);
+  announcement_.offset = slice_.offset;
+  announcement_.bytes = layout_.total();
+  announcement_.slot_bytes = slot_bytes;
+  announcement_.rank = static_cast<uint32_t>(rank);
+  announcement_.world = static_cast<uint32_t>(world);
+  announcement_.pid = getpid();
+  announcement_.serial = slice_.serial;
+  auto* control = new (slice_.memory->data()) ControlBlock<RealMemory::Word>;
+  control->standing = Standing{}.word();
+  control->token = token(announcement_);
+}
+
+Membership::~Membership() {
+  if (!process_->forked()) {
+    process_->release(slice_);
+    return;
+  }
+  // The mappings are not in a forked child; something else may lie at their addresses by now.
+  new std::shared_ptr<Mapping>(slice_.memory);
+  new std::vector<std::shared_ptr<Mapping>>(std::move(mappings_));
+}
+
+ControlBlock<RealMemory::Word>::Token Membership::token(const Announcement& a) const {
+  ControlBlock<RealMemory::Word>::Token token{};
+  std::memcpy(token.process, a.process.data(), sizeof token.process);
+  token.rank = a.rank;
+  token.world = a.world;
+  token.serial = a.serial;
+  return token;
+}
+
+void Membership::connect(const std::vector<Announcement>& peers, double timeout) {
+  check(peers, announcement_);
+  process_->meet(peers, timeout, interrupted_);
+  std::vector<char*> slices;
+  for (const Announcement& peer : peers) {
+    mappings_.push_back(process_->map(peer));
+    links_.push_back(process_->link(peer));
+    slices.push_back(mappings_.back()->data());
+    const auto expected = token(peer);
+    if (std::memcmp(slices.back(), &expected, sizeof expected) != 0)
+      throw std::runtime_error("the memory that rank " + std::to_string(peer.rank) + " passed does not hold its token: the ranks do not share memory");
+  }
+  group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), layout_, *this, timeout);
+}
+
+std::vector<int> Membership::dead() {
+  std::vector<pollfd> polled;
+  for (const auto& link : links_) {
+    const DeathSign sign = link ? death_sign(*link) : DeathSign{-1, 0};
+    polled.push_back({sign.fd, sign.events, 0});
+  }
+  std::vector<int> ranks;
+  if (poll(polled.data(), polled.size(), 0) > 0)
+    for (size_t i = 0; i < polled.size(); ++i)
+      if (polled[i].revents != 0) ranks.push_back(static_cast<int>(i));
+  return ranks;
+}
+
+double Membership::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+void Membership::retire(std::shared_ptr<Membership> membership) {
+  if (membership->forked() || !membership->connected()) return;
+  const std::shared_ptr<Process> process = membership->process_;
+  process->retire([membership = std::move(membership)] { return membership->group().abandoned(); });
+}
+
+}  // namespace collectives

@@ -1,0 +1,52 @@
+// What a communicator owns while it lives, and what must outlive it until its peers have let go.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "core/memory.h"
+#include "core/process.h"
+#include "core/watch.h"
+#include "cpu/group.h"
+
+namespace collectives {
+
+// This rank's slice, the mappings of the peers' slices, and the watch over the peers' processes.
+class Membership final : public Watch {
+ public:
+  using Group = collectives::Group<RealMemory>;
+
+  Membership(int rank, int world, size_t slot_bytes, std::function<bool()> interrupted);
+  ~Membership() override;
+
+  const Announcement& announcement() const { return announcement_; }
+  void connect(const std::vector<Announcement>& peers, double timeout);
+
+  bool connected() const { return group_.has_value(); }
+  bool forked() const { return process_->forked(); }
+  Group& group() { return *group_; }
+  const Group& group() const { return *group_; }
+
+  std::vector<int> dead() override;
+  bool interrupted() override { return interrupted_(); }
+  double now() const override;
+
+  // Lets the slice go as soon as no peer can touch it.
+  static void retire(std::shared_ptr<Membership> membership);
+
+ private:
+  ControlBlock<RealMemory::Word>::Token token(const Announcement& announcement) const;
+
+  std::shared_ptr<Process> process_;
+  std::function<bool()> interrupted_;
+  SliceLayout layout_;
+  Process::Slice slice_;
+  Announcement announcement_{};
+  std::vector<std::shared_ptr<Mapping>> mappings_;
+  std::vector<std::shared_ptr<Link>> links_;
+  std::optional<Group> group_;
+};
+
+}  // namespace collectives

@@ -1,0 +1,57 @@
+// From C++ exceptions to the classes of collectives/errors.py.
+#include <exception>
+
+#include <nanobind/stl/vector.h>
+#include <nanobind/stl/string.h>
+
+#include "core/failure.h"
+#include "native/array.h"
+#include "native/module.h"
+
+namespace collectives {
+namespace {
+
+const char* class_name(Cause cause) {
+  switch (cause) {
+    case Cause::mismatched:
+      return "MismatchError";
+    case Cause::refused:
+      return "RefusedError";
+    case Cause::died:
+      return "PeerDiedError";
+    case Cause::timed_out:
+      return "CollectiveTimeoutError";
+    case Cause::aborted:
+    case Cause::interrupted:
+      return "AbortedError";
+    case Cause::closed:
+      return "ClosedError";
+    case Cause::none:
+      break;
+  }
+  return "CollectiveError";
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const BadType& bad) {
+    PyErr_SetString(PyExc_TypeError, bad.what());
+  } catch (const Failure& failure) {
+    // The signal handler's own exception (KeyboardInterrupt) is already set and says more.
+    if (failure.cause == Cause::interrupted && PyErr_Occurred() != nullptr) return;
+    try {
+      nb::object type = nb::module_::import_("collectives.errors").attr(class_name(failure.cause));
+      nb::object error = type(failure.what(), failure.collective, failure.epoch, failure.ranks);
+      PyErr_SetObject(type.ptr(), error.ptr());
+    } catch (nb::python_error& error) {
+      error.restore();
+    }
+  }
+}
+
+}  // namespace
+
+void bind_errors(nb::module_&) { nb::register_exception_translator(translate, nullptr); }
+
+}  // namespace collectives

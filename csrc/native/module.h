@@ -1,0 +1,13 @@
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace collectives {
+
+namespace nb = nanobind;
+
+void bind_communicator(nb::module_& m);
+void bind_errors(nb::module_& m);
+void bind_table(nb::module_& m);
+
+}  // namespace collectives

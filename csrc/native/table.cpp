@@ -1,0 +1,130 @@
+#include "native/table.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "cpu/communicator.h"
+#include "native/module.h"
+
+namespace collectives {
+namespace {
+
+struct LastError {
+  std::string message;
+  uint64_t epoch = 0;
+  std::vector<int> ranks;
+};
+thread_local LastError last_error;
+
+Communicator* unwrap(collectives_communicator* handle) { return reinterpret_cast<Communicator*>(handle); }
+const Communicator* unwrap(const collectives_communicator* handle) { return reinterpret_cast<const Communicator*>(handle); }
+
+int status(Cause cause) {
+  switch (cause) {
+    case Cause::none:
+      return COLLECTIVES_OK;
+    case Cause::mismatched:
+      return COLLECTIVES_MISMATCHED;
+    case Cause::refused:
+      return COLLECTIVES_REFUSED;
+    case Cause::died:
+      return COLLECTIVES_DIED;
+    case Cause::timed_out:
+      return COLLECTIVES_TIMED_OUT;
+    case Cause::aborted:
+      return COLLECTIVES_ABORTED;
+    case Cause::interrupted:
+      return COLLECTIVES_INTERRUPTED;
+    case Cause::closed:
+      return COLLECTIVES_CLOSED;
+  }
+  return COLLECTIVES_ERROR;
+}
+
+// No exception may leave through a C function.
+template <class Body>
+int guarded(Body body) {
+  try {
+    body();
+    return COLLECTIVES_OK;
+  } catch (const Failure& failure) {
+    last_error = {failure.what(), failure.epoch, failure.ranks};
+    return status(failure.cause);
+  } catch (const BadArgument& bad) {
+    last_error = {bad.what(), 0, {}};
+    return COLLECTIVES_BAD_ARGUMENT;
+  } catch (const std::exception& error) {
+    last_error = {error.what(), 0, {}};
+    return COLLECTIVES_ERROR;
+  }
+}
+
+template <class Enum>
+Enum in_range(uint8_t value, int count, const char* what) {
+  if (value >= count) throw BadArgument(std::string(what) + " " + std::to_string(value) + " is out of range");
+  return static_cast<Enum>(value);
+}
+
+const collectives_table table = {
+    .version = COLLECTIVES_TABLE_VERSION,
+    .size = sizeof(collectives_table),
+    .create = [](int rank, int world, double timeout, int (*interrupted)(void*), void* context) {
+      collectives_communicator* made = nullptr;
+      guarded([&] {
+        auto ask = [=] { return interrupted != nullptr && interrupted(context) != 0; };
+        made = reinterpret_cast<collectives_communicator*>(new Communicator(rank, world, timeout, ask));
+      });
+      return made;
+    },
+    .announcement = [](collectives_communicator* handle, void* buffer, size_t room) {
+      if (room >= sizeof(Announcement)) std::memcpy(buffer, &unwrap(handle)->announcement(), sizeof(Announcement));
+      return sizeof(Announcement);
+    },
+    .connect = [](collectives_communicator* handle, const void* announcements, size_t bytes) {
+      return guarded([&] {
+        if (bytes % sizeof(Announcement) != 0) throw BadArgument("the announcements are cut off");
+        std::vector<Announcement> all(bytes / sizeof(Announcement));
+        std::memcpy(all.data(), announcements, bytes);
+        unwrap(handle)->connect(all);
+      });
+    },
+    .run = [](collectives_communicator* handle, const collectives_call* c) {
+      return guarded([&] {
+        Call call;
+        call.descriptor.count = c->count;
+        call.descriptor.root = c->root;
+        call.descriptor.collective = in_range<Collective>(c->collective, 5, "collective");
+        call.descriptor.op = in_range<Op>(c->op, kOpCount, "op");
+        call.descriptor.dtype = in_range<DType>(c->dtype, kDTypeCount, "dtype");
+        call.descriptor.algorithm = in_range<Algorithm>(c->algorithm, 4, "algorithm");
+        call.in = static_cast<const char*>(c->in);
+        call.out = static_cast<char*>(c->out);
+        unwrap(handle)->run(call);
+      });
+    },
+    .refuse = [](collectives_communicator* handle, uint8_t collective, const char* reason) {
+      return guarded([&] { unwrap(handle)->refuse(in_range<Collective>(collective, 5, "collective"), reason); });
+    },
+    .abort = [](collectives_communicator* handle) { unwrap(handle)->abort(); },
+    .close = [](collectives_communicator* handle) { unwrap(handle)->close(); },
+    .destroy = [](collectives_communicator* handle) { delete unwrap(handle); },
+    .healthy = [](const collectives_communicator* handle) { return unwrap(handle)->healthy() ? 1 : 0; },
+    .last_error = [](const char** message, uint64_t* epoch, int* ranks, size_t room) {
+      *message = last_error.message.c_str();
+      *epoch = last_error.epoch;
+      std::copy_n(last_error.ranks.begin(), std::min(room, last_error.ranks.size()), ranks);
+      return last_error.ranks.size();
+    },
+};
+
+}  // namespace
+
+void bind_table(nb::module_& m) {
+  m.def(
+      "table", [] { return nb::capsule(&table, COLLECTIVES_TABLE_NAME); },
+      "The PyCapsule through which other extension modules of this package reach the core (csrc/native/table.h).");
+}
+
+}  // namespace collectives

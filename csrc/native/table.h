@@ -1,0 +1,66 @@
+// What `collectives._native` offers to other extension modules of this package, such as the torch adapter: a table of C
+// functions, found through the PyCapsule that `collectives._native.table()` returns. The core and its registries exist
+// once in a process; nobody links them a second time. Plain C types only: the two modules may be built by different
+// compilers. Append to the table and raise the version; never reorder.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COLLECTIVES_TABLE_NAME "collectives._native.table"
+#define COLLECTIVES_TABLE_VERSION 1u
+
+typedef struct collectives_communicator collectives_communicator;
+
+// Result of a call. Everything but OK has a message, and a cause's ranks, in last_error().
+enum {
+  COLLECTIVES_OK = 0,
+  COLLECTIVES_BAD_ARGUMENT = 1,
+  COLLECTIVES_MISMATCHED = 2,
+  COLLECTIVES_REFUSED = 3,
+  COLLECTIVES_DIED = 4,
+  COLLECTIVES_TIMED_OUT = 5,
+  COLLECTIVES_ABORTED = 6,
+  COLLECTIVES_INTERRUPTED = 7,
+  COLLECTIVES_CLOSED = 8,
+  COLLECTIVES_ERROR = 9
+};
+
+// The enumerators of core/descriptor.h, core/op.h and core/dtype.h as numbers; count as in core/descriptor.h. The
+// arrays are packed: see cpu/call.h for what `in` and `out` hold.
+typedef struct {
+  const void* in;
+  void* out;
+  uint64_t count;
+  uint32_t root;
+  uint8_t collective;
+  uint8_t op;
+  uint8_t dtype;
+  uint8_t algorithm;
+} collectives_call;
+
+typedef struct {
+  uint32_t version;  // COLLECTIVES_TABLE_VERSION
+  uint32_t size;     // of this struct
+
+  // NULL on failure. `interrupted` (may be NULL) is asked while waiting; non-zero ends the call.
+  collectives_communicator* (*create)(int rank, int world, double timeout_seconds, int (*interrupted)(void*), void* context);
+  size_t (*announcement)(collectives_communicator*, void* buffer, size_t room);  // bytes needed; written if they fit
+  int (*connect)(collectives_communicator*, const void* announcements, size_t bytes);  // of all ranks, in rank order
+  int (*run)(collectives_communicator*, const collectives_call*);  // blocks; needs no GIL
+  int (*refuse)(collectives_communicator*, uint8_t collective, const char* reason);
+  void (*abort)(collectives_communicator*);
+  void (*close)(collectives_communicator*);
+  void (*destroy)(collectives_communicator*);  // of create()'s result alone
+  int (*healthy)(const collectives_communicator*);
+  // Of this thread's last call that failed: message, call number, and up to `room` culprits; returns how many there are.
+  size_t (*last_error)(const char** message, uint64_t* epoch, int* ranks, size_t room);
+} collectives_table;
+
+#ifdef __cplusplus
+}
+#endif
