@@ -25,6 +25,22 @@ BUILT := $(VENV)/.built
 CONFIGURE = cmake -S . -G Ninja -Wno-dev -DCOLLECTIVES_PYTHON=OFF -DCOLLECTIVES_NATIVE_TESTS=ON
 CTEST = ctest --output-on-failure --no-tests=error
 
+# An mpirun that does not belong to the MPI library starts worlds of one rank and succeeds: hence the assertions.
+export define WHEEL_TEST
+from mpi4py import MPI
+import collectives
+with collectives.Communicator(MPI.COMM_WORLD) as comm:
+    assert comm.world_size == MPI.COMM_WORLD.size == 2, comm.world_size
+endef
+export define WHEEL_TEST_RESULT
+import json
+document = json.load(open("result.json"))
+forms = [row[form] for row in document["results"] for form in ("out_of_place", "in_place")]
+assert document["environment"]["world_size"] == 2 and len(forms) == 12, document["environment"]
+assert all(form["nwrong"] == 0 and form["peers"]["mpi"]["nwrong"] == 0 for form in forms), forms
+print("wheel: ok")
+endef
+
 .PHONY: help
 help:  ## list the targets
 	@grep -E '^[a-z0-9-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 14
@@ -121,8 +137,9 @@ wheel-test: $(ENVIRONMENT)  ## build the wheel and run it in a fresh environment
 	cd build/wheel/neutral && PATH=$(CURDIR)/build/wheel/venv/bin:$$PATH && \
 	  ! python -c 'import torch' 2>/dev/null && \
 	  python -m collectives && \
-	  mpirun -n 2 python -m collectives.bench all_reduce -b 8 -e 1M -f 8 -J result.json && \
-	  python -c 'import json; r = json.load(open("result.json")); print(r)'
+	  mpirun -n 2 python -c "$$WHEEL_TEST" && \
+	  mpirun -n 2 python -m collectives.bench all_reduce -b 8 -e 1M -f 8 --peers mpi -J result.json && \
+	  python -c "$$WHEEL_TEST_RESULT"
 
 .PHONY: clean
 clean:  ## remove what was built; .venv stays

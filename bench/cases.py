@@ -1,7 +1,7 @@
 """What is measured: collectives, element types, operators, message sizes, and how bytes become bandwidth.
 
-Sizes and factors follow nccl-tests: the size of a row is the larger of a rank's input and output, and busbw is what the
-links of a ring would have carried.
+Sizes and factors follow nccl-tests: the size of a row is the larger of a rank's input and output, and busbw
+is what the links of a ring would have carried.
 """
 
 from __future__ import annotations
@@ -85,12 +85,13 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
     if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return extended
     return np.dtype(name)
 
 
 def sweep_sizes(minimum: int, maximum: int, factor: int = 2, step: int = 0) -> Iterator[int]:
-    """Bytes from `minimum` to `maximum`, both included when hit: times `factor`, or plus `step` when that is not 0."""
+    """Bytes from `minimum` up to `maximum` at most: times `factor`, or plus `step` where that is not 0."""
     size = minimum
     while size <= maximum:
         yield size
@@ -118,8 +119,9 @@ class Shape:
 
 
 def shape_of(collective: str, size: int, itemsize: int, world_size: int) -> Shape:
-    """The call that moves at most `size` bytes: the whole vector of all_gather and reduce_scatter is a multiple of
-    the world size. (nccl-tests also rounds each rank's part down to 16 bytes, so that small rows of it are empty.)
+    """The largest call of at most `size` bytes; all_gather and reduce_scatter share it out evenly.
+
+    (nccl-tests also rounds each rank's part down to 16 bytes, so that its small rows are empty.)
     """
     count = size // itemsize
     part = count // world_size
@@ -146,7 +148,8 @@ class Case:
     Attributes:
         collective: one of `COLLECTIVES`.
         x: the input, 1-d, contiguous.
-        out: the output, 1-d, contiguous; overlaps `x` (as the collective's in-place form wants it) when `in_place`.
+        out: the output, 1-d, contiguous; overlaps `x` (as the collective's in-place form wants it) when
+            `in_place`.
         dtype, op: our names.
         root: the source of a broadcast, 0 otherwise.
     """

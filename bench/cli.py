@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import math
-import os
-import platform
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
-
-import numpy as np
 
 from collectives.bench import report
 from collectives.bench.cases import (
@@ -27,22 +23,16 @@ from collectives.bench.cases import (
     supports,
     sweep_sizes,
 )
+from collectives.bench.header import config, header
+from collectives.bench.host import environment, gather_ranks
 from collectives.bench.peers import Contender, Gloo, Mpi, Ours
-from collectives.bench.start import (
-    StartError,
-    communicator_source,
-    cpu_model,
-    host_name,
-    let_mpi_yield,
-    usable_cores,
-)
-from collectives.bench.sweep import FEWEST_ITERATIONS, ROUND_SECONDS, Options, Row, Sweep
+from collectives.bench.start import StartError, communicator_source, let_mpi_yield
+from collectives.bench.sweep import Options, Row, Sweep
 from collectives.communicator import Communicator
 from collectives.environment import Launch, launched
 
 PEERS = ("gloo", "mpi")
 TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
-_AVERAGES = ("rank 0", "mean", "minimum", "maximum")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -98,9 +88,9 @@ def parser(rank: int = 0) -> argparse.ArgumentParser:
     p = _Parser(
         prog="python -m collectives.bench",
         allow_abbrev=False,
-        description="Sweep collectives over message sizes, beside their peers, in the manner of nccl-tests. Start it with "
-        "mpirun, torchrun or srun, or give -np.",
-        epilog="A picture from an earlier run's JSON: python -m collectives.bench plot results.json picture.png",
+        description="Sweep collectives over message sizes, beside their peers, in the manner of nccl-tests. "
+        "Start it with mpirun, torchrun or srun, or give -np.",
+        epilog="A picture from an earlier run: python -m collectives.bench plot results.json picture.png",
     )
     p.rank = rank
     add = p.add_argument
@@ -109,18 +99,45 @@ def parser(rank: int = 0) -> argparse.ArgumentParser:
     add("-b", "--minbytes", type=_size, default=8, metavar="SIZE", help="smallest size (8)")
     add("-e", "--maxbytes", type=_size, default=64 << 20, metavar="SIZE", help="largest size (64M)")
     add("-f", "--stepfactor", type=_at_least(2), default=2, metavar="N", help="factor between sizes (2)")
-    add("-i", "--stepbytes", type=_size, default=0, metavar="SIZE", help="fixed step between sizes, instead of -f")
-    add("-d", "--datatype", type=_list_of(parse_dtype, DTYPES), default=["float32"], metavar="TYPE[,TYPE]|all")
-    add("-o", "--op", type=_list_of(parse_op, OPS), default=["sum"], metavar="OP[,OP]|all", help=", ".join(OPS))
+    add(
+        "-i",
+        "--stepbytes",
+        type=_size,
+        default=0,
+        metavar="SIZE",
+        help="fixed step between sizes, instead of -f",
+    )
+    add(
+        "-d", "--datatype", type=_list_of(parse_dtype, DTYPES), default=["float32"], metavar="TYPE[,TYPE]|all"
+    )
+    add(
+        "-o",
+        "--op",
+        type=_list_of(parse_op, OPS),
+        default=["sum"],
+        metavar="OP[,OP]|all",
+        help=", ".join(OPS),
+    )
     add("-r", "--root", type=_root, default=0, metavar="RANK|all", help="source of a broadcast (0)")
     add("-n", "--iters", type=_at_least(1), metavar="N", help="calls per round (as many as fill 5 ms)")
     add("-w", "--warmup_iters", type=_at_least(0), default=5, metavar="N", help="calls before timing (5)")
     add("--rounds", type=_at_least(1), default=7, metavar="N", help="timed rounds; the median counts (7)")
     add("-c", "--check", type=_at_least(0), default=1, metavar="0|1", help="check results (1)")
-    add("-a", "--average", type=int, choices=range(4), default=1, help="time over ranks: 0 rank 0, 1 avg, 2 min, 3 max (1)")
+    add(
+        "-a",
+        "--average",
+        type=int,
+        choices=range(4),
+        default=1,
+        help="time over ranks: 0 rank 0, 1 avg, 2 min, 3 max (1)",
+    )
     add("-J", "--json", metavar="FILE", help="also write JSON with nccl-tests' field names")
     add("--peers", type=_list_of(_peer, PEERS), default=[], metavar="gloo,mpi", help="measured beside ours")
-    add("--algorithm", choices=sorted({a for names in ALGORITHMS.values() for a in names}), help="force an algorithm")
+    add(
+        "--algorithm",
+        choices=sorted({a for names in ALGORITHMS.values() for a in names}),
+        help="force an algorithm",
+    )
     add("--plot", metavar="FILE", help="also draw latency and bandwidth to a picture")
     return p
 
@@ -131,7 +148,9 @@ def _parse(argv: Sequence[str], launch: Launch) -> argparse.Namespace:
     if args.np is not None and launch.launcher != "none" and args.np != launch.world_size:
         p.error(f"-np {args.np}, but {launch.launcher} has started {launch.world_size} ranks; leave -np out")
     if args.np is None and launch.launcher == "none":
-        p.error("one process alone measures nothing: start it with mpirun -n 2, torchrun or srun, or give -np 2")
+        p.error(
+            "one process alone measures nothing: start it with mpirun -n 2, torchrun or srun, or give -np 2"
+        )
     if args.minbytes > args.maxbytes:
         p.error(f"-b {args.minbytes} is larger than -e {args.maxbytes}")
     world_size = args.np or launch.world_size
@@ -145,11 +164,12 @@ def _parse(argv: Sequence[str], launch: Launch) -> argparse.Namespace:
     if args.peers == "all":
         args.peers = list(PEERS)
     for name in ("json", "plot"):
-        folder = os.path.dirname(os.path.abspath(getattr(args, name) or "x"))
-        while not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
-        if not os.access(folder, os.W_OK):
-            p.error(f"--{name}: cannot write to {folder}")
+        # Not after the sweep, which may have taken an hour.
+        try:
+            if getattr(args, name):
+                Path(getattr(args, name)).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            p.error(f"--{name}: {error}")
     return args
 
 
@@ -191,7 +211,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _plot(argv: Sequence[str]) -> int:
-    p = argparse.ArgumentParser(prog="python -m collectives.bench plot", description="Draw the JSON of an earlier run.")
+    p = argparse.ArgumentParser(
+        prog="python -m collectives.bench plot", description="Draw the JSON of an earlier run."
+    )
     p.add_argument("results", help="file that -J wrote")
     p.add_argument("picture", help="file to write; its ending names the format")
     args = p.parse_args(argv)
@@ -204,14 +226,16 @@ def _plot(argv: Sequence[str]) -> int:
     return 0
 
 
-def _run(comm: Communicator, args: argparse.Namespace, argv: Sequence[str], launch: Launch, yields: bool) -> int:
+def _run(
+    comm: Communicator, args: argparse.Namespace, argv: Sequence[str], launch: Launch, yields: bool
+) -> int:
     start_time = time.strftime(TIME_FORMAT)
     say = print if comm.rank == 0 else lambda *text, **options: None
     ours = Ours(comm, args.algorithm)
     peers: list[Contender] = [Gloo(comm) if name == "gloo" else Mpi() for name in args.peers]
-    ranks = _gather_ranks(comm)
-    environment = _environment(comm, launch, ours, peers)
-    for line in _header(args, environment, ranks, yields):
+    ranks = gather_ranks(comm)
+    facts = environment(launch, [ours, *peers])
+    for line in header(args, facts, ranks, yields):
         say("# " + line)
     options = Options(args.iters, args.warmup_iters, args.rounds, args.check > 0, args.average)
     progress = _Progress(comm.rank == 0 and sys.stderr.isatty())
@@ -232,8 +256,8 @@ def _run(comm: Communicator, args: argparse.Namespace, argv: Sequence[str], laun
             "version": report.JSON_VERSION,
             "start_time": start_time,
             "args": ["collectives.bench", *argv],
-            "config": {**_config(args), "devices": ranks},
-            "environment": environment,
+            "config": {**config(args), "devices": ranks},
+            "environment": facts,
         }
         content = report.document(head, rows, args.peers, time.strftime(TIME_FORMAT))
         if args.json:
@@ -247,91 +271,6 @@ def _run(comm: Communicator, args: argparse.Namespace, argv: Sequence[str], laun
     for peer in peers:
         peer.close()
     return 1 if report.summarize(rows, []).out_of_bounds else 0
-
-
-def _gather_ranks(comm: Communicator) -> list[dict[str, Any]]:
-    """Who the ranks are, in nccl-tests' words, as far as they apply to a process on a CPU."""
-    width = 256
-    mine = np.zeros(width, np.uint8)
-    text = f"{os.getpid()} {host_name()}".encode()[:width]
-    mine[: len(text)] = np.frombuffer(text, np.uint8)
-    everyone = np.empty(comm.world_size * width, np.uint8)
-    comm.all_gather(mine, everyone)
-    ranks = []
-    for rank, row in enumerate(everyone.reshape(comm.world_size, width)):
-        pid, host = row.tobytes().rstrip(b"\0").decode().split(" ", 1)
-        ranks.append({"rank": rank, "group": 0, "pid": int(pid), "hostname": host})
-    return ranks
-
-
-def _environment(comm: Communicator, launch: Launch, ours: Ours, peers: Sequence[Contender]) -> dict[str, Any]:
-    versions = {"collectives": ours.version, "numpy": np.__version__, "python": platform.python_version()}
-    versions |= {peer.name: peer.version for peer in peers}
-    for package in ("torch", "mpi4py"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return {
-        "host": host_name(),
-        "cpu": cpu_model(),
-        "cores": usable_cores(),
-        "world_size": comm.world_size,
-        "launcher": launch.launcher,
-        "versions": versions,
-    }
-
-
-def _config(args: argparse.Namespace) -> dict[str, Any]:
-    step = {"step_bytes": args.stepbytes} if args.stepbytes else {"step_factor": args.stepfactor}
-    return {
-        "nthreads": 1,
-        "ngpus": 0,
-        "minimum_bytes": args.minbytes,
-        "maximum_bytes": args.maxbytes,
-        **step,
-        "warmup_iters": args.warmup_iters,
-        "iterations": args.iters,
-        "rounds": args.rounds,
-        "aggregated_iterations": 1,
-        "validation": args.check,
-        "average": args.average,
-        "algorithm": args.algorithm,
-        "peers": args.peers,
-    }
-
-
-def _header(
-    args: argparse.Namespace, environment: dict[str, Any], ranks: Sequence[dict[str, Any]], yields: bool
-) -> list[str]:
-    step = f"{args.stepbytes}(bytes)" if args.stepbytes else f"{args.stepfactor}(factor)"
-    iterations = (
-        f"{args.iters} calls"
-        if args.iters
-        else f"as many calls as fill {ROUND_SECONDS * 1e3:g} ms, at least {FEWEST_ITERATIONS},"
-    )
-    names = {name: text for name, text in environment["versions"].items() if name != "collectives"}
-    dtypes = "all" if args.datatype == "all" else ",".join(args.datatype)
-    lines = [
-        f"collectives.bench {environment['versions']['collectives']}",
-        "versions: " + "; ".join(f"{name} {text}" for name, text in names.items()),
-        f"host {environment['host']}: {environment['cpu']}, {environment['cores']} usable cores",
-        f"world size {environment['world_size']}, started by {environment['launcher']}",
-        f"minBytes {args.minbytes} maxBytes {args.maxbytes} step: {step} warmup iters: {args.warmup_iters} "
-        f"iters: {args.iters or 'adaptive'} rounds: {args.rounds} validation: {args.check} datatypes: {dtypes}",
-        f"method: {iterations} in each of {args.rounds} rounds between barriers, ours and the peers in turn; time is the "
-        f"median over rounds of the {_AVERAGES[args.average]} over ranks",
-    ]
-    if args.peers:
-        lines.append(
-            "ratio: the peer's time over ours, median over rounds (above 1 ours is faster); out of place where the peer has "
-            "that form, else in place"
-        )
-    if yields:
-        lines.append("more ranks than cores: Open MPI and MPICH are told to yield while they wait")
-    lines.append("Using ranks")
-    lines += [f" Rank {r['rank']:2} Pid {r['pid']:6} on {r['hostname']}" for r in ranks]
-    return lines
 
 
 class _Progress:

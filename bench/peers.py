@@ -1,18 +1,18 @@
 """Who is measured: this library, its peers, and memcpy as a yardstick.
 
-Each binds a case to a call without arguments beforehand, so that the timed loop is the same for all. Only what a run asks
-for is imported.
+Each binds a case to a call without arguments beforehand, so that the timed loop is the same for all. Only
+what a run asks for is imported.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
+from collectives import __version__
 from collectives.bench.cases import REDUCTIONS, Array, Case
 from collectives.communicator import Communicator
 
@@ -26,22 +26,24 @@ class Contender(Protocol):
     version: str
 
     def bind(self, case: Case) -> Call | None:
-        """The call that does `case` on this rank; None if it has no native form of it. All ranks decide alike."""
+        """The call that does `case` on this rank; None if it has no form of it. All ranks decide alike."""
 
     def close(self) -> None:
         """Give up what it holds; called by all ranks together."""
+        return
 
 
-class Ours:
+class Ours(Contender):
     """This library, through `Communicator`."""
 
     name = "collectives"
 
     def __init__(self, comm: Communicator, algorithm: str | None = None) -> None:
         self.comm, self.algorithm = comm, algorithm
-        self.version = importlib.metadata.version("peer-collectives")
+        self.version = __version__
 
     def bind(self, case: Case) -> Call | None:
+        """The call on the communicator; a broadcast is in place only."""
         comm, algorithm = self.comm, self.algorithm
         if case.collective == "all_reduce":
             out = None if case.in_place else case.out
@@ -54,11 +56,8 @@ class Ours:
             return None
         return partial(comm.broadcast, case.x, case.root, algorithm=algorithm)
 
-    def close(self) -> None:
-        pass  # the communicator is the caller's
 
-
-class Memcpy:
+class Memcpy(Contender):
     """Every rank copies as many bytes as the case is large, all at once: what memory can give at best."""
 
     name = "memcpy"
@@ -67,16 +66,14 @@ class Memcpy:
         self.version = f"numpy {np.__version__}"
 
     def bind(self, case: Case) -> Call | None:
+        """A copy as large as the row."""
         # The larger side is what the size column counts.
         larger = case.x if case.x.nbytes >= case.out.nbytes else case.out
         source = larger.view(np.uint8)
         return partial(np.copyto, np.empty_like(source), source)
 
-    def close(self) -> None:
-        pass
 
-
-class Gloo:
+class Gloo(Contender):
     """torch.distributed's gloo over the loopback device, one thread per rank."""
 
     name = "gloo"
@@ -91,7 +88,8 @@ class Gloo:
         port = np.zeros(1, np.int64)
         store = None
         if comm.rank == 0:
-            # Port 0: the store keeps the socket that the system chose, so that nobody can take the port in between.
+            # Port 0: the store keeps the socket that the system chose, so that nobody can take the port in
+            # between.
             store = dist.TCPStore("127.0.0.1", 0, comm.world_size, is_master=True, wait_for_workers=False)
             port[0] = store.port
         comm.broadcast(port, 0)
@@ -100,12 +98,15 @@ class Gloo:
         dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.world_size)
 
     def bind(self, case: Case) -> Call | None:
+        """The call on tensors of the same memory; all_reduce and broadcast are in place only."""
         dist = self._dist
         op = getattr(dist.ReduceOp, case.op.upper())
         if case.collective == "all_reduce":
             return partial(dist.all_reduce, self._tensor(case.x, case), op=op) if case.in_place else None
         if case.collective == "broadcast":
-            return partial(dist.broadcast, self._tensor(case.x, case), src=case.root) if case.in_place else None
+            return (
+                partial(dist.broadcast, self._tensor(case.x, case), src=case.root) if case.in_place else None
+            )
         if case.in_place:
             return None
         x, out = self._tensor(case.x, case), self._tensor(case.out, case)
@@ -115,14 +116,15 @@ class Gloo:
         return partial(getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor), out, x, op=op)
 
     def _tensor(self, array: Array, case: Case) -> Any:
-        """The same memory as a tensor; by way of bytes, because torch does not know the dtypes of ml_dtypes."""
+        """The same memory as a tensor, by way of bytes: torch does not know the dtypes of ml_dtypes."""
         return self._torch.from_numpy(array.view(np.uint8)).view(getattr(self._torch, case.dtype))
 
     def close(self) -> None:
+        """Leave the process group."""
         self._dist.destroy_process_group()
 
 
-class Mpi:
+class Mpi(Contender):
     """mpi4py's buffer calls on COMM_WORLD."""
 
     name = "mpi"
@@ -135,6 +137,7 @@ class Mpi:
         self.version = f"{mpi_library_version()}, mpi4py {mpi4py.__version__}"
 
     def bind(self, case: Case) -> Call | None:
+        """The call on buffers; None for dtypes and operators that MPI does not have."""
         mpi, comm = self._mpi, self._comm
         if case.collective in REDUCTIONS:
             datatype, op = self._datatype(case.dtype), self._op(case)
@@ -166,10 +169,11 @@ class Mpi:
         if case.dtype == "bool":
             logical = {"sum": "LOR", "max": "LOR", "bor": "LOR", "bxor": "LXOR"}
             return getattr(self._mpi, logical.get(case.op, "LAND"))
-        return None if case.op == "avg" else getattr(self._mpi, {"product": "PROD"}.get(case.op, case.op.upper()))
-
-    def close(self) -> None:
-        pass  # COMM_WORLD is finalized by mpi4py at exit
+        return (
+            None
+            if case.op == "avg"
+            else getattr(self._mpi, {"product": "PROD"}.get(case.op, case.op.upper()))
+        )
 
 
 def mpi_library_version() -> str:

@@ -22,7 +22,7 @@ _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def plot_file(results: str, picture: str) -> str:
-    """Draw the JSON file of a run; returns the picture's path. OSError, ValueError or KeyError for a bad file."""
+    """Draw the JSON file of a run; returns the picture's path. OSError, ValueError, KeyError: a bad file."""
     return plot_document(json.loads(Path(results).read_text()), picture)
 
 
@@ -53,7 +53,9 @@ def plot_document(document: dict[str, Any], picture: str) -> str:
             style = {"markersize": 3.5, "label": _label(name, document), **_STYLES.get(name, {})}
             factor = 1.0 if name == "memcpy" else bus_factor(first["experiment_name"], world_size)
             latency.plot(sizes, times, **style)
-            bandwidth.plot(sizes, [factor * size / time / 1e3 for size, time in zip(sizes, times, strict=True)], **style)
+            bandwidth.plot(
+                sizes, [factor * size / time / 1e3 for size, time in zip(sizes, times, strict=True)], **style
+            )
         latency.set_title(f"{title}: latency", loc="left", fontsize=11, fontweight="bold")
         bandwidth.set_title(f"{title}: bus bandwidth", loc="left", fontsize=11, fontweight="bold")
         latency.set_ylabel("time per call (µs), lower is better")
@@ -64,7 +66,15 @@ def plot_document(document: dict[str, Any], picture: str) -> str:
     figure.text(0.01, 1 - 0.3 / height, heading, fontsize=13, fontweight="bold")
     handles, labels = axes[0][0].get_legend_handles_labels()
     place = (0.995, 1 - 0.1 / height)
-    figure.legend(handles, labels, loc="upper right", bbox_to_anchor=place, ncols=len(handles), frameon=False, fontsize=9)
+    figure.legend(
+        handles,
+        labels,
+        loc="upper right",
+        bbox_to_anchor=place,
+        ncols=len(handles),
+        frameon=False,
+        fontsize=9,
+    )
     figure.text(0.01, 0.1 / height, _footnote(document), fontsize=7.5, color="#555555", wrap=True)
     os.makedirs(os.path.dirname(os.path.abspath(picture)), exist_ok=True)
     figure.savefig(picture, dpi=130)
@@ -91,7 +101,9 @@ def _series(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[int], list[f
         time: float | None = measurement["time"]
         return time
 
-    lines: dict[str, list[tuple[int, float | None]]] = {"collectives": [(row["size"], ours(row)) for row in rows]}
+    lines: dict[str, list[tuple[int, float | None]]] = {
+        "collectives": [(row["size"], ours(row)) for row in rows]
+    }
     for name in rows[0]["peers"]:
         lines[name] = [(row["size"], row["peers"][name]["time"]) for row in rows]
     lines["memcpy"] = [(row["size"], row["memcpy"]) for row in rows]

@@ -52,17 +52,19 @@ def column_heads(peers: Sequence[str]) -> str:
     units = f"  {'(us)':>7}  {'(GB/s)':>6}  {'(GB/s)':>6}  {'':>6}"
     lines = [
         f"# {blank}  {'out-of-place':^31}  {'in-place':^31}",
-        f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}{variant * 2}  {'algorithm':>9}",
+        f"# {'size':>10}  {'count':>12}  {'type':>8}  {'redop':>6}  {'root':>6}{2 * variant}  algorithm",
         f"# {'(B)':>10}  {'(elements)':>12}  {'':>8}  {'':>6}  {'':>6}{units * 2}  {'':>9}",
     ]
     for name in peers:
-        for index, text in enumerate((f"{name:^17}", f"{'time':>9}  {'ratio':>6}", f"{'(us)':>9}  {'(x)':>6}")):
+        for index, text in enumerate(
+            (f"{name:^17}", f"{'time':>9}  {'ratio':>6}", f"{'(us)':>9}  {'(x)':>6}")
+        ):
             lines[index] += (" " * 11 if index == 0 and name == peers[0] else "") + f"  {text}"
     return "\n".join(line.rstrip() for line in lines)
 
 
 def peer_of(row: Row, name: str) -> tuple[str | None, Any]:
-    """The form in which a peer is compared ("out_of_place" if it has it, else "in_place") and its result there."""
+    """The form in which a peer is compared (out of place if it has that, else in place) and its result."""
     for form in ("out_of_place", "in_place"):
         measurement = getattr(row, form)
         peer = measurement.peers.get(name) if measurement is not None else None
@@ -141,7 +143,8 @@ def footer(summary: Summary, peers: Sequence[str]) -> str:
             lines.append(f"# {name + ' / ours':<20} : {NOT_MEASURED}")
             continue
         for form, peer in forms.items():
-            text = f"geometric mean {peer.geometric_mean:.2f}x, minimum {peer.minimum:.2f}x at {peer.minimum_size} B"
+            text = f"geometric mean {peer.geometric_mean:.2f}x"
+            text += f", minimum {peer.minimum:.2f}x at {peer.minimum_size} B"
             text += f", {peer.wrong} WRONG elements" if peer.wrong else ""
             lines.append(f"# {name + ' / ours':<20} : {form.replace('_', '-'):<12} {text}")
     return "\n".join(lines)
@@ -165,7 +168,7 @@ def _measurement_json(m: Measurement | None, peers: Sequence[str]) -> dict[str, 
 
 
 def row_json(row: Row, peers: Sequence[str]) -> dict[str, Any]:
-    """A row as an entry of ``results``; times in microseconds, bandwidths in GB/s, null for what was not measured."""
+    """A row as an entry of ``results``: times in microseconds, bandwidths in GB/s, null for not measured."""
     compared = {}
     for name in peers:
         form, peer = peer_of(row, name)
@@ -188,7 +191,9 @@ def row_json(row: Row, peers: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def document(head: dict[str, Any], rows: Sequence[Row], peers: Sequence[str], end_time: str) -> dict[str, Any]:
+def document(
+    head: dict[str, Any], rows: Sequence[Row], peers: Sequence[str], end_time: str
+) -> dict[str, Any]:
     """The whole JSON document. `head` has version, start_time, args, config and environment."""
     summary = summarize(rows, peers)
     average = summary.average_bus_bandwidth
@@ -197,7 +202,9 @@ def document(head: dict[str, Any], rows: Sequence[Row], peers: Sequence[str], en
         part = summarize([row for row in rows if row.collective == collective], peers)
         summaries[collective] = {
             "average_bus_bandwidth": part.average_bus_bandwidth,
-            "peers": {name: {form: vars(peer) for form, peer in forms.items()} for name, forms in part.peers.items()},
+            "peers": {
+                name: {form: vars(peer) for form, peer in forms.items()} for name, forms in part.peers.items()
+            },
         }
     return {
         **head,
@@ -215,7 +222,5 @@ def document(head: dict[str, Any], rows: Sequence[Row], peers: Sequence[str], en
 
 
 def write_json(path: str, content: dict[str, Any]) -> None:
-    """Write the document, making its folder."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(content, indent=1) + "\n")
+    """Write the document to a file."""
+    Path(path).write_text(json.dumps(content, indent=1) + "\n")

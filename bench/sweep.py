@@ -1,8 +1,8 @@
 """The measurement of one row: check, warm up, time in interleaved rounds, check again.
 
-A contender's time in one round is a loop of calls between two barriers, divided by their number. Rounds of all contenders
-alternate, so that a drift of the machine meets them alike; what is reported is the median over rounds, and a ratio is the
-median of the ratios of single rounds.
+A contender's time in one round is a loop of calls between two barriers, divided by their number. Rounds of
+all contenders alternate, so that a drift of the machine meets them alike; what is reported is the median
+over rounds, and a ratio is the median of the ratios of single rounds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PeerResult:
 
 @dataclass
 class Measurement:
-    """One form (in place or not) of one row: seconds per call, bandwidths in GB/s (1e9), wrong elements of all ranks.
+    """One form (in place or not) of one row: seconds per call, GB/s (1e9), wrong elements of all ranks.
 
     None stands for what was not measured.
     """
@@ -196,7 +196,7 @@ class Sweep:
         return result
 
     def _try(self, contender: Contender, case: Case) -> tuple[Call | None, int | None, str | None]:
-        """Bind and run once: the call, wrong elements of all ranks, and the algorithm that our library says it ran.
+        """Bind and run once: the call, wrong elements of all ranks, the algorithm that ran if it is ours.
 
         All are None if any rank finds that the contender cannot do this case.
         """
@@ -204,10 +204,10 @@ class Sweep:
         if call is None:
             return None, None, None
         verifier = self._verifier(case)
-        verifier.prepare(case.x, case.out)
+        verifier.prepare()
         self.comm.barrier()
-        # Ours may only refuse a forced algorithm; whatever else it raises is a failure of the run. A peer tells in many
-        # ways that it does not know a dtype or an operator.
+        # Ours may only refuse a forced algorithm; whatever else it raises is a failure of the run. A peer
+        # tells in many ways that it does not know a dtype or an operator.
         refusals = ValueError if contender is self.ours else Exception
         try:
             call()
@@ -219,22 +219,21 @@ class Sweep:
         if self._gather(float(failed)).any():
             return None, None, None
         if self.options.check:
-            wrong = self._total(verifier.wrong(case.out))
+            wrong = self._total(verifier.wrong())
         return call, wrong, algorithm
 
     def _verify(self, call: Call, case: Case) -> int:
-        """Fresh input, a burst of calls (one where they would feed on their own results), wrong elements of all ranks."""
+        """Fresh input, a burst of calls (one where they would feed on their results), wrong elements."""
         verifier = self._verifier(case)
-        verifier.prepare(case.x, case.out)
+        verifier.prepare()
         self.comm.barrier()
         repeatable = not case.in_place or case.collective not in REDUCTIONS
         for _ in range(BURST if repeatable else 1):
             call()
-        return self._total(verifier.wrong(case.out))
+        return self._total(verifier.wrong())
 
     def _verifier(self, case: Case) -> Verifier:
-        rank, world_size = self.comm.rank, self.comm.world_size
-        return Verifier(case.collective, case.dtype, case.op, case.root, rank, world_size, next(self._seeds))
+        return Verifier(case, self.comm.rank, self.comm.world_size, next(self._seeds))
 
     def _time(
         self, row: Row, calls: dict[Contender, Call]
@@ -250,9 +249,8 @@ class Sweep:
         order = list(calls)
         for number in range(self.options.rounds):
             for contender in order:
-                self.progress(
-                    f"{row.collective} {row.size} B: round {number + 1}/{self.options.rounds} {contender.name}"
-                )
+                label = f"round {number + 1}/{self.options.rounds} {contender.name}"
+                self.progress(f"{row.collective} {row.size} B: {label}")
                 self.comm.barrier()
                 times[contender].append(timed(calls[contender], iterations[contender]))
                 self.comm.barrier()
@@ -278,7 +276,12 @@ class Sweep:
     def _combine(self, series: Array) -> list[float]:
         """Rounds of all ranks to one number a round, as ``-a`` says."""
         ranks = self._gather(series)
-        how = {0: lambda a: a[0], 1: lambda a: a.mean(axis=0), 2: lambda a: a.min(axis=0), 3: lambda a: a.max(axis=0)}
+        how = {
+            0: lambda a: a[0],
+            1: lambda a: a.mean(axis=0),
+            2: lambda a: a.min(axis=0),
+            3: lambda a: a.max(axis=0),
+        }
         return [float(seconds) for seconds in how[self.options.average](ranks)]
 
     def _gather(self, values: Array | float) -> Array:

@@ -1,11 +1,12 @@
 """Inputs whose reduction is exact in every order, so that ``#wrong`` counts real errors and never rounding.
 
-Each element comes from a hash of (seed, rank, index). For floating sums the summands of one element are small integers
-times one power of two, so that every partial sum is representable; products are powers of two with one full mantissa
-among them; integers wrap, which is exact in any order; minimum, maximum and moves take any finite value.
+Each element comes from a hash of (seed, rank, index). For floating sums the summands of one element are
+small integers times one power of two, so that every partial sum is representable; products are powers of
+two with one full significand among them; sums and products of integers do not overflow; minimum, maximum
+and moves take any finite value.
 
-The index is taken modulo a prime larger than any chunk: data that arrives at a wrong offset differs, and a gigabyte is
-filled and checked from a table of a few hundred thousand elements that stays in cache.
+The index is taken modulo a prime larger than any chunk: data that arrives at a wrong offset differs, and a
+gigabyte is filled and checked from a table of a few hundred thousand elements that stays in cache.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.bench.cases import COMPLEX, INTEGERS, REDUCTIONS, Array, numpy_dtype
+from collectives.bench.cases import COMPLEX, INTEGERS, REDUCTIONS, Array, Case, numpy_dtype
 
 PERIOD = 262139  # prime
 _WINDOW = 6  # factors other than one in a floating product: 2^-6 .. 2^6 is normal in every dtype
@@ -28,7 +29,15 @@ _PRECISION = {  # bits of the significand, the implicit one included
     "float8_e4m3fn": 4,
     "float8_e5m2": 3,
 }
-_LOGICAL = {"sum": "or", "max": "or", "bor": "or", "product": "and", "min": "and", "band": "and", "bxor": "xor"}
+_LOGICAL = {
+    "sum": "or",
+    "max": "or",
+    "bor": "or",
+    "product": "and",
+    "min": "and",
+    "band": "and",
+    "bxor": "xor",
+}
 _ELEMENTWISE: dict[str, Callable[[Any, Any], Any]] = {
     "min": np.minimum,
     "max": np.maximum,
@@ -54,12 +63,12 @@ def _signed(bits: Array, bound: int) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 
 def _finite(bits: Array, dtype: str) -> Array:
-    """Any bit pattern of `dtype` but zeros, infinities and NaN (zeros: of two that are equal either may win)."""
+    """Any bit pattern of `dtype` but zeros (of two that are equal either may win), infinities and NaN."""
     kind = numpy_dtype(dtype)
     values = bits.astype(np.dtype(f"u{kind.itemsize}")).view(kind)
     with np.errstate(invalid="ignore"):  # signalling NaN among the patterns
         usable = np.isfinite(values) & (values != 0)
-    return np.where(usable, values, np.ones_like(values))
+    return np.asarray(np.where(usable, values, np.ones_like(values)))
 
 
 def _summands(seed: int, rank: int, world_size: int, dtype: str, count: int) -> Array:
@@ -68,11 +77,12 @@ def _summands(seed: int, rank: int, world_size: int, dtype: str, count: int) -> 
     bound = max(1, room // world_size)
     shared = _hash(seed, -1, count)
     value = _signed(_hash(seed, rank, count) >> np.uint64(8), bound)
-    # More ranks than the significand can count: only `room` of them, another set for each element, are not zero.
+    # More ranks than the significand can count: only `room` of them, another set for each element, are not
+    # zero.
     place = (shared >> np.uint64(8)) % np.uint64(world_size)
     value[(place + np.uint64(rank)) % np.uint64(world_size) >= np.uint64(room)] = 0
     scale = (shared % np.uint64(7)).astype(np.int64) - 3
-    return np.ldexp(value.astype(np.float64), scale)
+    return np.asarray(np.ldexp(value.astype(np.float64), scale))
 
 
 def _factors(seed: int, rank: int, world_size: int, dtype: str, count: int) -> Array:
@@ -88,7 +98,27 @@ def _factors(seed: int, rank: int, world_size: int, dtype: str, count: int) -> A
     return sign * np.ldexp(significand, exponent)
 
 
-def table(collective: str, dtype: str, op: str, rank: int, world_size: int, seed: int, count: int = PERIOD) -> Array:
+def _integers(seed: int, rank: int, world_size: int, dtype: str, op: str, count: int) -> Array:
+    """Integers whose sum or product fits: what happens beyond that is not agreed on between peers."""
+    kind = numpy_dtype(dtype)
+    most = min(int(np.iinfo(kind).max), 1 << 62)
+    bits = _hash(seed, rank, count)
+    place = ((_hash(seed, -1, count) >> np.uint64(8)) + np.uint64(rank)) % np.uint64(world_size)
+    if op == "product":
+        # One odd factor for each element, up to three twos, and signs.
+        odd = (bits >> np.uint64(8)) % np.uint64(most // 16) * np.uint64(2) + np.uint64(1)
+        two = np.where(place < 4, np.uint64(1) + (bits & np.uint64(1)), np.uint64(1))
+        value = np.where(place == 0, odd, two).astype(np.int64)
+        return np.where(bits & np.uint64(2), -value if kind.kind == "i" else value, value).astype(kind)
+    bound = max(1, most // world_size)
+    value = _signed(bits, bound) if kind.kind == "i" else (bits % np.uint64(bound + 1)).astype(np.int64)
+    value[place >= np.uint64(most)] = 0
+    return value.astype(kind)
+
+
+def table(
+    collective: str, dtype: str, op: str, rank: int, world_size: int, seed: int, count: int = PERIOD
+) -> Array:
     """What `rank` contributes at indices 0 .. count - 1, as an array of `dtype`."""
     kind = numpy_dtype(dtype)
     bits = _hash(seed, rank, count)
@@ -97,12 +127,8 @@ def table(collective: str, dtype: str, op: str, rank: int, world_size: int, seed
     if dtype in COMPLEX:
         parts = np.stack([bits >> np.uint64(40), bits & np.uint64(0xFFFFFF)], axis=1).astype(np.float64)
         return parts.view(np.complex128).reshape(count).astype(kind)
-    if collective in REDUCTIONS and op == "avg" and dtype in INTEGERS:
-        # An average adds in int64: the sum of all ranks must fit there.
-        width = 8 * kind.itemsize
-        limit = min((1 << (width - (1 if kind.kind == "i" else 0))) - 1, ((1 << 62) - 1) // world_size)
-        offset = limit if kind.kind == "i" else 0
-        return ((bits % np.uint64(limit + offset + 1)).astype(np.int64) - offset).astype(kind)
+    if dtype in INTEGERS and collective in REDUCTIONS and op in ("sum", "avg", "product"):
+        return _integers(seed, rank, world_size, dtype, op, count)
     if dtype in INTEGERS:
         return bits.astype(np.dtype(f"u{kind.itemsize}")).view(kind)
     if collective in REDUCTIONS and op in ("sum", "avg"):
@@ -131,8 +157,8 @@ def reduced_table(dtype: str, op: str, world_size: int, seed: int, count: int = 
     exact = reduce(combine, [x.astype(np.float64) for x in inputs])
     if op == "avg":
         # The sum is exact in the accumulator; the division rounds there, and once more to the dtype.
-        accumulator = np.float64 if dtype == "float64" else np.float32
-        exact = exact.astype(accumulator) / accumulator(world_size)
+        accumulator = np.dtype(np.float64 if dtype == "float64" else np.float32)
+        exact = np.divide(exact.astype(accumulator), np.array(world_size, accumulator))
     return np.asarray(exact).astype(kind)
 
 
@@ -147,7 +173,7 @@ def fill(destination: Array, source: Array, start: int = 0) -> None:
 
 
 def count_wrong(result: Array, source: Array, start: int = 0) -> int:
-    """Elements of 1-d `result` whose bits differ from the periodic sequence of `source`, from index `start` on."""
+    """Elements of 1-d `result` whose bits differ from the periodic sequence of `source` from `start` on."""
     # Complex has no unsigned integer of its size: compare its halves.
     width = result.dtype.itemsize
     word = np.dtype(f"u{min(width, 8)}")
@@ -158,7 +184,8 @@ def count_wrong(result: Array, source: Array, start: int = 0) -> int:
         phase = (start + position) % period
         length = min(period - phase, len(result) - position)
         differs = (
-            seen[position * lanes : (position + length) * lanes] != wanted[phase * lanes : (phase + length) * lanes]
+            seen[position * lanes : (position + length) * lanes]
+            != wanted[phase * lanes : (phase + length) * lanes]
         )
         wrong += int(np.count_nonzero(differs.reshape(length, lanes).any(axis=1) if lanes > 1 else differs))
         position += length
@@ -166,36 +193,39 @@ def count_wrong(result: Array, source: Array, start: int = 0) -> int:
 
 
 class Verifier:
-    """Fills inputs and judges outputs of one (collective, dtype, op, root) on one rank of a world.
+    """Fills the input and judges the output of one case on one rank.
 
     Args:
+        case: the call; the contents of its arrays do not matter.
         rank, world_size: of the caller.
         seed: another seed gives other data, so that a stale result does not pass.
     """
 
-    def __init__(self, collective: str, dtype: str, op: str, root: int, rank: int, world_size: int, seed: int) -> None:
-        self.collective, self.root, self.rank, self.world_size = collective, root, rank, world_size
+    def __init__(self, case: Case, rank: int, world_size: int, seed: int) -> None:
+        self._case, self._rank, self._world_size = case, rank, world_size
+        length = min(PERIOD, max(1, len(case.x), len(case.out)))
 
         def contribution(r: int) -> Array:
-            return table(collective, dtype, op, r, world_size, seed)
+            return table(case.collective, case.dtype, case.op, r, world_size, seed, length)
 
         self._own = contribution(rank)
-        if collective == "all_gather":
+        if case.collective == "all_gather":
             self._expected = [contribution(r) for r in range(world_size)]
-        elif collective == "broadcast":
-            self._expected = [contribution(root)]
+        elif case.collective == "broadcast":
+            self._expected = [contribution(case.root)]
         else:
-            self._expected = [reduced_table(dtype, op, world_size, seed)]
+            self._expected = [reduced_table(case.dtype, case.op, world_size, seed, length)]
 
-    def prepare(self, x: Array, out: Array) -> None:
-        """Fresh input in `x`; garbage in `out` where it is not `x`."""
-        out.view(np.uint8).fill(0x5A)
-        fill(x, self._own)
+    def prepare(self) -> None:
+        """Write a fresh input, and garbage to what else the output covers."""
+        self._case.out.view(np.uint8).fill(0x5A)
+        fill(self._case.x, self._own)
 
-    def wrong(self, out: Array) -> int:
-        """How many elements of `out` are not what the collective promises."""
-        if self.collective == "all_gather":
-            blocks = np.split(out, self.world_size)
+    def wrong(self) -> int:
+        """How many elements of the output are not what the collective promises."""
+        out = self._case.out
+        if self._case.collective == "all_gather":
+            blocks = np.split(out, self._world_size)
             return sum(count_wrong(block, want) for block, want in zip(blocks, self._expected, strict=True))
-        start = self.rank * len(out) if self.collective == "reduce_scatter" else 0
+        start = self._rank * len(out) if self._case.collective == "reduce_scatter" else 0
         return count_wrong(out, self._expected[0], start)

@@ -9,6 +9,7 @@ Ranks are processes (or threads) of one host; a :class:`Communicator` connects t
     comm.all_reduce(x)  # in place: every rank now holds the sum
 """
 
+from collectives import environment
 from collectives.communicator import Communicator
 from collectives.errors import (
     AbortedError,
@@ -36,3 +37,6 @@ __all__ = [
     "RefusedError",
     "__version__",
 ]
+
+environment.configure_logging()
+environment.warn_unknown()

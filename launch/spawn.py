@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import FrameType
 
+from collectives.rendezvous.base import name_ranks
 from collectives.topology import cpu
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -42,9 +43,10 @@ def spawn(
     """Run world_size copies of a program as ranks 0 .. world_size-1 of one job, and wait for all of them.
 
     The ranks get RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT as under
-    torchrun, and a run id of their own. Each is the leader of a session; rank 0 keeps stdin. If one fails, the
-    others are sent SIGTERM and, 5 seconds later, SIGKILL. Signals that this process gets meanwhile go to all
-    ranks, if the caller is the main thread. If this process is killed, so are the ranks.
+    torchrun, and a run id of their own. Each is the leader of a session; rank 0 keeps stdin. If one fails,
+    what it started is killed, and the others are sent SIGTERM and, 5 seconds later, SIGKILL. Signals that
+    this process gets meanwhile go to all ranks, if the caller is the main thread. If this process is killed,
+    so are the ranks.
 
     Args:
         argv: program and arguments.
@@ -182,7 +184,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
             for descriptor, _ in poller.poll(left):
                 poller.unregister(descriptor)
                 rank = running.pop(descriptor)
-                if ranks[rank].wait():
+                if _reap(ranks[rank]):
                     failed.append(rank)
             if failed and status == 0:
                 # Of those seen at once, one that a signal ended is the cause, one that complains the effect.
@@ -190,11 +192,20 @@ def _wait(ranks: list[subprocess.Popen[bytes]]) -> int:
                 status = _report(first, ranks[first], len(running))
                 _signal_all(ranks, signal.SIGTERM)
                 deadline = time.monotonic() + _GRACE
-            elif deadline is not None and time.monotonic() >= deadline:
-                _say(f"killing {len(running)} ranks that ignored SIGTERM for {_GRACE:g} s")
+            elif running and deadline is not None and time.monotonic() >= deadline:
+                _say(f"killing {name_ranks(running.values())}: SIGTERM was ignored for {_GRACE:g} s")
                 _signal_all(ranks, signal.SIGKILL)
                 deadline = None
         return status
+
+
+def _reap(process: subprocess.Popen[bytes]) -> int:
+    """The status of a rank that has ended; what a failed one has started is ended as well."""
+    # Its number names its process group for certain only until it is reaped.
+    ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    if ended and ended.si_status:
+        _signal_all([process], signal.SIGKILL)
+    return process.wait()
 
 
 def _report(rank: int, process: subprocess.Popen[bytes], others: int) -> int:

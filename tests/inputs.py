@@ -1,12 +1,16 @@
-"""Inputs that show the order and the place of every rounding, made from a seed alike on every process.
+"""Inputs that show the order and the place of every rounding, the same in every process.
 
-Each element belongs, alike on all ranks, to one family: full mantissas in a narrow range of exponents; values that
-cancel between ranks; values whose partial sums overflow a narrow type though the average does not; subnormals; zeros,
+Each element belongs, alike on all ranks, to one family: full mantissas in a narrow range of exponents, or
+in all of it; values that cancel between ranks; values whose partial sums overflow a narrow type though the average does not; subnormals; zeros,
 infinities and NaNs. Exactly summable inputs could not see the order of a sum, so there are none.
+
+A row is a window, chosen by the seed, of an endless repetition of one page per dtype and rank: cheap, and with a prime
+period, so that no two chunks are alike.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,13 +36,32 @@ FORMATS = {
     "float8_e4m3fn": Format(np.uint8, 4, 3, 14),
     "float8_e5m2": Format(np.uint8, 5, 2, 30),
 }
-PLAIN, CANCELLING, HUGE, TINY, SPECIAL = range(5)
+PERIOD = 8191
+PLAIN, WIDE, CANCELLING, HUGE, TINY, SPECIAL = range(6)
 
 
 def row(dtype: str, count: int, rank: int, seed: int) -> Array:
     """The `count` elements of one rank."""
-    shared = np.random.default_rng([seed, 0])
-    own = np.random.default_rng([seed, 1, rank])
+    return window(page(dtype, rank), count, seed)
+
+
+def window(twice: Array, count: int, seed: int) -> Array:
+    """A new array of `count` elements from a place that the seed says; `twice` is a page repeated once."""
+    start = seed * 7919 % PERIOD
+    if count > PERIOD:
+        return np.resize(twice[start : start + PERIOD], count)
+    return twice[start : start + count].copy()
+
+
+@functools.cache
+def page(dtype: str, rank: int) -> Array:
+    """The elements of one rank, repeated once so that every window of PERIOD elements is a slice."""
+    return np.tile(_page(dtype, PERIOD, rank), 2)
+
+
+def _page(dtype: str, count: int, rank: int) -> Array:
+    shared = np.random.default_rng(1)
+    own = np.random.default_rng([2, rank])
     if dtype in FORMATS:
         return _floats(dtype, count, rank, shared, own)
     if dtype.startswith("complex"):
@@ -66,9 +89,12 @@ def _floats(dtype: str, count: int, rank: int, shared: np.random.Generator, own:
     form = FORMATS[dtype]
     middle = form.top // 2
     spread = min(6, form.exponent - 1)
-    family = shared.choice(5, count, p=[0.5, 0.25, 0.1, 0.1, 0.05])
+    family = shared.choice(6, count, p=[0.4, 0.15, 0.2, 0.1, 0.1, 0.05])
     base = _patterns(form, shared, count, middle - spread, middle + spread, positive=False)
     values = _patterns(form, own, count, middle - spread, middle + spread, positive=False)
+
+    wide = _patterns(form, own, count, 1, form.top - 1, positive=False)
+    values = np.where(family == WIDE, wide, values)
 
     # Rank 1 is rank 0 negated but for its last bits; later ranks are small against the two.
     sign = form.bits(1 << (form.exponent + form.mantissa))

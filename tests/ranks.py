@@ -299,7 +299,8 @@ class Pool:
         bad = [outcome for outcome in outcomes if not outcome.ok]
         if bad:
             self.broken = True
-            raise RanksFailed("\n".join(map(str, bad)))
+            # One stack is enough where the ranks failed alike.
+            raise RanksFailed("\n".join([str(bad[0]), *(str(outcome)[:300] for outcome in bad[1:])]))
         return [outcome.value for outcome in outcomes]
 
     def _hung(self, limit: float, waiting: list[int], outcomes: dict[int, Outcome]) -> None:

@@ -215,15 +215,15 @@ def strided_calls(comm: Any, dtype: str, x_layout: str, out_layout: str) -> dict
     out, out_buffer, out_marker = fresh(out_layout)
     x[...] = values
     assert comm.all_reduce(x, out) is out
-    found["all_reduce"] = np.ascontiguousarray(out)
+    found["all_reduce"] = out.copy(order="C")
     assert oracle.same_bits(np.ascontiguousarray(x), values)
     untouched(out, out_buffer, out_marker)
     assert comm.all_reduce(x) is x
-    found["in place"] = np.ascontiguousarray(x)
+    found["in place"] = x.copy(order="C")
     untouched(x, x_buffer, x_marker)
     x[...] = values
     assert comm.broadcast(x, world - 1) is x
-    found["broadcast"] = np.ascontiguousarray(x)
+    found["broadcast"] = x.copy(order="C")
     untouched(x, x_buffer, x_marker)
     x[...] = values
     found["all_gather"] = np.ascontiguousarray(comm.all_gather(x))
@@ -446,11 +446,13 @@ def explain_everything(comm: Any) -> list[str]:
     gaps = []
     for collective, dtype in itertools.product(COLLECTIVES, ("float32", "bfloat16", "int8")):
         for nbytes in sorted({max(0, 2**k + d) for k in range(35) for d in (-1, 0, 1)} | {39, 40, 41}):
-            nbytes -= nbytes % oracle.numpy_dtype(dtype).itemsize
+            sharded = collective in ("all_gather", "reduce_scatter")
+            nbytes -= nbytes % (oracle.numpy_dtype(dtype).itemsize * (comm.world_size if sharded else 1))
             plan = comm.explain(collective, nbytes, dtype)
             if plan.algorithm not in ALGORITHMS[collective] or plan.order != "rank" or not plan.reason or not str(plan):
                 gaps.append(str(plan))
-            if plan.algorithm == "inline" and nbytes > cases.INLINE_BYTES:
+            payload = nbytes // comm.world_size if collective == "all_gather" else nbytes
+            if plan.algorithm == "inline" and payload > cases.INLINE_BYTES:
                 gaps.append(str(plan))
     return gaps
 

@@ -1,4 +1,4 @@
-"""How ranks find each other: the abstract socket (ranks as threads), torch stores, and every launcher (processes)."""
+"""How ranks find each other: at the abstract socket and through torch stores, with threads as ranks."""
 
 from __future__ import annotations
 
@@ -23,6 +23,11 @@ from collectives.errors import CollectiveError, CollectiveTimeoutError, Mismatch
 from collectives.rendezvous import meeting
 
 HELLO = struct.Struct("<8sIIddQ")
+
+
+@pytest.fixture(autouse=True)
+def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meeting, "_LINGER", 0.7)
 
 
 def new_name() -> str:
@@ -108,7 +113,9 @@ def test_contradictory_world_sizes_also_reach_the_one_who_comes_late() -> None:
 def test_blobs_of_unequal_length() -> None:
     name = new_name()
     errors = outcomes([lambda r=r: meeting.meet(name, r, 2, b"x" * (r + 1), 5.0) for r in range(2)])
-    assert all(isinstance(error, MismatchError) and "brings 2 bytes, rank 0 1" in str(error) for error in errors)
+    assert all(
+        isinstance(error, MismatchError) and "brings 2 bytes, rank 0 1" in str(error) for error in errors
+    )
 
 
 def connect(name: str) -> socket.socket:
@@ -180,15 +187,17 @@ def test_another_user_is_turned_away() -> None:
     visit = f"""
 import os; os.setuid(12345)
 from collectives.rendezvous import meeting
-try: meeting.meet({name!r}, 1, 2, b"evil", 1.0)
+try: meeting.meet({name!r}, 1, 2, b"evil", 1.5)
 except Exception as error: print(type(error).__name__, error)
 """
-    # The modules must be importable for that user too, who may not be able to read this checkout.
+    # Imported before the change of user, who may not be allowed to read this checkout.
     setup = "import collectives.rendezvous.meeting\n"
-    thread = threading.Thread(target=lambda: got.extend(meet([0], 2, 4.0, name)))
+    thread = threading.Thread(target=lambda: got.extend(meet([0], 2, 2.0, name)))
     got: list[Any] = []
     thread.start()
-    text = subprocess.run([sys.executable, "-c", setup + visit], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(
+        [sys.executable, "-c", setup + visit], capture_output=True, text=True, check=True
+    ).stdout
     thread.join()
     assert "another user" in text
     assert got[0].ranks == (1,)
@@ -213,7 +222,7 @@ def test_environment_alone() -> None:
 
 
 def test_environment_refuses_ranks_on_other_hosts() -> None:
-    with pytest.raises(RuntimeError, match="only 2 of them on this host.*ranks of one host"):
+    with pytest.raises(RuntimeError, match=r"only 2 of them on this host.*ranks of one host"):
         environment(0, 4, "job", local=2)
 
 
@@ -233,8 +242,12 @@ def test_neither_torch_nor_mpi_is_imported() -> None:
         "import sys; from collectives.rendezvous import rendezvous; rendezvous()\n"
         "print({'torch', 'mpi4py'} & set(sys.modules))"
     )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "RANK"))}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=True)
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "RANK"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, check=True
+    )
     assert done.stdout.strip() == "set()"
 
 
@@ -258,7 +271,9 @@ class TestStore:
         store = dist.HashStore()
         for turn in range(3):
             calls = [
-                lambda r=r, turn=turn: rendezvous.StoreRendezvous(store, r, 2).exchange(b"%d%d" % (r, turn), 9.0)
+                lambda r=r, turn=turn: rendezvous.StoreRendezvous(store, r, 2).exchange(
+                    b"%d%d" % (r, turn), 9.0
+                )
                 for r in range(2)
             ]
             assert outcomes(calls) == [[b"0%d" % turn, b"1%d" % turn]] * 2

@@ -84,9 +84,9 @@ def cpu_quota(proc: str = PROC, sys: str = SYS) -> float | None:
     mount = Path(sys, "fs/cgroup")
     quotas = []
     for line in (_read(Path(proc, "self/cgroup")) or "").splitlines():
-        _, _, rest = line.partition(":")
+        hierarchy, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers and "cpu" not in controllers.split(","):
+        if "cpu" not in controllers.split(",") and (hierarchy, controllers) != ("0", ""):
             continue
         mounts = (mount / controllers, mount / "cpu") if controllers else (mount, mount / "unified")
         # In a container the path may be the host's, of which only the container's own group is mounted, at

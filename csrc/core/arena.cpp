@@ -14,12 +14,15 @@ namespace collectives {
 Mapping::Mapping(int fd, size_t offset, size_t bytes) : bytes_(bytes) {
   // Beyond the end of the file a touch would be a bus error.
   struct stat status{};
-  if (fstat(fd, &status) != 0) throw std::system_error(errno, std::generic_category(), "shared memory of a rank: fstat");
+  if (fstat(fd, &status) != 0)
+    throw std::system_error(errno, std::generic_category(), "shared memory of a rank: fstat");
   const auto size = static_cast<size_t>(status.st_size);
-  if (offset > size || bytes > size - offset) throw std::runtime_error("shared memory of a rank is shorter than it announced");
+  if (offset > size || bytes > size - offset)
+    throw std::runtime_error("shared memory of a rank is shorter than it announced");
   void* at = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(offset));
   if (at == MAP_FAILED)
-    throw std::system_error(errno, std::generic_category(), "mapping " + std::to_string(bytes) + " bytes of shared memory");
+    throw std::system_error(errno, std::generic_category(),
+                            "mapping " + std::to_string(bytes) + " bytes of shared memory");
   data_ = static_cast<char*>(at);
   madvise(data_, bytes_, MADV_DONTFORK);
 }
@@ -41,12 +44,15 @@ size_t Arena::allocate(size_t bytes) {
     return offset;
   }
   if (ftruncate(file_.get(), static_cast<off_t>(size_ + bytes)) != 0)
-    throw std::system_error(errno, std::generic_category(), "growing the shared memory of this process to " + std::to_string(size_ + bytes) + " bytes (limit: ulimit -f)");
+    throw std::system_error(errno, std::generic_category(),
+                            "growing the shared memory of this process to " + std::to_string(size_ + bytes) +
+                                " bytes (limit: ulimit -f)");
   return std::exchange(size_, size_ + bytes);
 }
 
 void Arena::release(size_t offset, size_t bytes) {
-  fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
   auto next = free_.lower_bound(offset);
   if (next != free_.begin()) {
     const auto before = std::prev(next);

@@ -26,9 +26,9 @@ class Mapping {
   size_t bytes_;
 };
 
-// A memfd that grows: anonymous, so that nothing is ever in /dev/shm and a killed job leaves nothing behind. Pages cost
-// memory once they are touched. It can not be shrunk by anybody (a seal), so that a peer's mapping never faults.
-// Not thread-safe.
+// A memfd that grows: anonymous, so that nothing is ever in /dev/shm and a killed job leaves nothing behind.
+// Pages cost memory once they are touched. It can not be shrunk by anybody (a seal), so that a peer's mapping
+// never faults. Not thread-safe.
 class Arena {
  public:
   Arena();

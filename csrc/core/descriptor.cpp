@@ -5,8 +5,8 @@
 namespace collectives {
 namespace {
 
-constexpr std::array<const char*, 5> kCollectives = {"all_reduce", "all_gather", "reduce_scatter", "broadcast",
-                                                     "barrier"};
+constexpr std::array<const char*, 5> kCollectives = {"all_reduce", "all_gather", "reduce_scatter",
+                                                     "broadcast", "barrier"};
 constexpr std::array<const char*, 4> kAlgorithms = {"automatic", "inline", "one_shot", "two_shot"};
 
 template <class Enum, size_t N>
@@ -37,7 +37,8 @@ std::string describe(const Descriptor& d) {
   std::string text = std::string(name(d.collective)) + "(";
   const bool reduces = d.collective == Collective::all_reduce || d.collective == Collective::reduce_scatter;
   if (reduces) text += std::string(name(d.op)) + ", ";
-  text += std::string(name(d.dtype)) + ", " + std::to_string(d.count) + (d.count == 1 ? " element" : " elements");
+  text +=
+      std::string(name(d.dtype)) + ", " + std::to_string(d.count) + (d.count == 1 ? " element" : " elements");
   if (d.collective == Collective::broadcast) text += ", root " + std::to_string(d.root);
   if (d.algorithm != Algorithm::automatic) text += std::string(", algorithm ") + name(d.algorithm);
   return text + ")";

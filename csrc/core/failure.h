@@ -23,8 +23,12 @@ enum class Cause : uint8_t {
 };
 
 struct Failure : std::runtime_error {
-  Failure(Cause cause, std::string collective, uint64_t epoch, std::vector<int> ranks, const std::string& message)
-      : std::runtime_error(message), cause(cause), collective(std::move(collective)), epoch(epoch),
+  Failure(Cause cause, std::string collective, uint64_t epoch, std::vector<int> ranks,
+          const std::string& message)
+      : std::runtime_error(message),
+        cause(cause),
+        collective(std::move(collective)),
+        epoch(epoch),
         ranks(std::move(ranks)) {}
 
   Cause cause;
@@ -41,8 +45,9 @@ struct BadArgument : std::invalid_argument {
 // "rank 3", "ranks 0, 2 and 5".
 std::string list_ranks(const std::vector<int>& ranks);
 
-// One word in shared memory that tells the peers how a rank stands and, if it failed, who was to blame first; so
-// that a rank which fails because its peer failed passes the first culprit on instead of blaming the messenger.
+// One word in shared memory that tells the peers how a rank stands and, if it failed, who was to blame first;
+// so that a rank which fails because its peer failed passes the first culprit on instead of blaming the
+// messenger.
 struct Standing {
   enum State : uint8_t { open = 1, failed = 2, closed = 3 };
   State state = open;

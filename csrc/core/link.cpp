@@ -83,13 +83,12 @@ bool receive_hello(int fd, Hello& hello, File& memory) {
 std::optional<pid_t> peer_pid(int fd) {
   ucred credentials{};
   socklen_t length = sizeof credentials;
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || credentials.uid != geteuid()) return std::nullopt;
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0 || credentials.uid != geteuid())
+    return std::nullopt;
   return credentials.pid;
 }
 
-File open_pidfd(pid_t pid) {
-  return File(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1);
-}
+File open_pidfd(pid_t pid) { return File(pid > 0 ? static_cast<int>(syscall(SYS_pidfd_open, pid, 0)) : -1); }
 
 }  // namespace
 
@@ -97,7 +96,8 @@ File listen_at(const ProcessId& id) {
   sockaddr_un address;
   const socklen_t length = address_of(id, address);
   File file(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!file || bind(file.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || listen(file.get(), 4096) != 0)
+  if (!file || bind(file.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 ||
+      listen(file.get(), 4096) != 0)
     throw std::system_error(errno, std::generic_category(), "listening on an abstract Unix socket");
   return file;
 }

@@ -1,5 +1,6 @@
-// The memory policy: every access that the protocol makes to memory which another rank may write or read goes through
-// one of these functions, so that the same protocol text runs on real memory and on an emulated weak one.
+// The memory policy: every access that the protocol makes to memory which another rank may write or read goes
+// through one of these functions, so that the same protocol text runs on real memory and on an emulated weak
+// one.
 #pragma once
 
 #include <atomic>
@@ -8,17 +9,17 @@
 
 namespace collectives {
 
-// How often a flag is looked at before its reader gives the core away: 400 looks of about 10 ns. A peer that has a
-// core of its own answers within that; one that shares ours cannot answer at all until we yield.
+// How often a flag is looked at before its reader gives the core away: 400 looks of about 10 ns. A peer that
+// has a core of its own answers within that; one that shares ours cannot answer at all until we yield.
 constexpr int kSpins = 400;
 
 // Shared memory between processes of one host.
 //
-// Memory order: a flag is written by one rank alone. `publish` is a sequentially consistent store, hence a release:
-// whoever reads the value with `load` (acquire) sees everything that the publisher wrote before. Sequential
-// consistency is needed for the sleepers: the publisher stores the flag and then looks for sleepers, a sleeper
-// announces itself and then looks at the flag; with anything weaker both may see the old value and the wake-up is lost.
-// No standalone fences: ThreadSanitizer does not model them.
+// Memory order: a flag is written by one rank alone. `publish` is a sequentially consistent store, hence a
+// release: whoever reads the value with `load` (acquire) sees everything that the publisher wrote before.
+// Sequential consistency is needed for the sleepers: the publisher stores the flag and then looks for
+// sleepers, a sleeper announces itself and then looks at the flag; with anything weaker both may see the old
+// value and the wake-up is lost. No standalone fences: ThreadSanitizer does not model them.
 struct RealMemory {
   using Word = std::atomic<uint32_t>;
 
@@ -38,8 +39,8 @@ struct RealMemory {
   }
   static void yield();
   static void wake(const Word& flag);
-  // Sleeps until `flag` is no longer `seen`, somebody wakes us, or the time is over. The caller has announced itself
-  // in the owner's `sleepers` by `enter_sleep` and looked at the flag once more.
+  // Sleeps until `flag` is no longer `seen`, somebody wakes us, or the time is over. The caller has announced
+  // itself in the owner's `sleepers` by `enter_sleep` and looked at the flag once more.
   static void enter_sleep(Word& sleepers) { sleepers.fetch_add(1, std::memory_order_seq_cst); }
   static void leave_sleep(Word& sleepers) { sleepers.fetch_sub(1, std::memory_order_relaxed); }
   static uint32_t load_before_sleep(const Word& flag) { return flag.load(std::memory_order_seq_cst); }

@@ -58,8 +58,8 @@ Process::Process() {
   listener_ = listen_at(identity_.id);
 }
 
-// The kernel's boot id and the network namespace, which abstract sockets do not cross. That memory is really shared is
-// proved later by reading a token back; this tells early, and in words, that it cannot be.
+// The kernel's boot id and the network namespace, which abstract sockets do not cross. That memory is really
+// shared is proved later by reading a token back; this tells early, and in words, that it cannot be.
 const unsigned char* Process::host() {
   static const std::array<unsigned char, 16> id = [] {
     std::array<unsigned char, 16> bytes{};
@@ -102,8 +102,8 @@ void Process::retire(std::function<bool()> finish) {
   sweep(lock);
 }
 
-// The work may call release(), so it runs without the lock. Links to the dead go too; a communicator that still has
-// one keeps it.
+// The work may call release(), so it runs without the lock. Links to the dead go too; a communicator that
+// still has one keeps it.
 void Process::sweep(std::unique_lock<std::mutex>& lock) {
   std::vector<std::function<bool()>> waiting;
   waiting.swap(retired_);
@@ -126,7 +126,8 @@ bool Process::linked(const ProcessId& id) {
   return id == identity_.id || links_.count(id) != 0;
 }
 
-void Process::meet(const std::vector<Announcement>& peers, double seconds, const std::function<bool()>& stop) {
+void Process::meet(const std::vector<Announcement>& peers, double seconds,
+                   const std::function<bool()>& stop) {
   std::lock_guard one_at_a_time(meeting_);
   using Clock = std::chrono::steady_clock;
   const auto deadline = Clock::now() + std::chrono::duration<double>(seconds);
@@ -183,7 +184,8 @@ std::shared_ptr<Mapping> Process::map(const Announcement& peer) {
   if (peer.process == identity_.id) {
     const auto own = own_.find(peer.offset);
     std::shared_ptr<Mapping> memory = own == own_.end() ? nullptr : own->second.lock();
-    if (!memory) throw std::runtime_error("a rank of this process closed its communicator while the ranks met");
+    if (!memory)
+      throw std::runtime_error("a rank of this process closed its communicator while the ranks met");
     return memory;
   }
   return std::make_shared<Mapping>(links_.at(peer.process)->memory.get(), peer.offset, peer.bytes);

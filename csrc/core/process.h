@@ -1,4 +1,5 @@
-// What one process shares among all its communicators: its identity, its arena, and one link to each peer process.
+// What one process shares among all its communicators: its identity, its arena, and one link to each peer
+// process.
 #pragma once
 
 #include <atomic>
@@ -14,9 +15,10 @@
 
 namespace collectives {
 
-// What each rank tells the others through the rendezvous; equal in size on all ranks and compared field by field.
+// What each rank tells the others through the rendezvous; equal in size on all ranks and compared field by
+// field.
 struct Announcement {
-  char magic[8];           // also the version of this struct and of everything in shared memory
+  char magic[8];  // also the version of this struct and of everything in shared memory
   ProcessId process;
   Secret secret;
   unsigned char host[16];  // hash of what makes the host: ranks whose hashes differ cannot share memory
@@ -26,7 +28,7 @@ struct Announcement {
   uint32_t rank;
   uint32_t world;
   int32_t pid;
-  uint32_t serial;         // of the slice: tells a slice from a later one at the same place
+  uint32_t serial;  // of the slice: tells a slice from a later one at the same place
 };
 static_assert(sizeof(Announcement) == 96);
 
@@ -57,7 +59,8 @@ class Process {
   // The link to a met process; null for this very process.
   std::shared_ptr<Link> link(const Announcement& peer);
 
-  // Work that waits until peers have let go of memory; tried now and at every allocation. Returns true when done.
+  // Work that waits until peers have let go of memory; tried now and at every allocation. Returns true when
+  // done.
   void retire(std::function<bool()> finish);
 
   // True in a child of the process that made this.

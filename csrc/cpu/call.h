@@ -10,7 +10,8 @@
 namespace collectives {
 
 // `in` and `out` are packed arrays. Elements: all_reduce count -> count; all_gather count -> world * count;
-// reduce_scatter world * count -> count; broadcast count in place (in == out). The descriptor's count is this one.
+// reduce_scatter world * count -> count; broadcast count in place (in == out). The descriptor's count is this
+// one.
 struct Call {
   Descriptor descriptor;
   const char* in = nullptr;
@@ -34,7 +35,8 @@ inline Range chunk_range(size_t count, size_t chunk, size_t index) {
   return {begin, std::min(count, begin + chunk)};
 }
 
-// A chunk cut into one shard a rank. Shards begin at cache lines of the slot, so that no two ranks write one line.
+// A chunk cut into one shard a rank. Shards begin at cache lines of the slot, so that no two ranks write one
+// line.
 inline Range shard_range(size_t count, int world, int rank, size_t item) {
   const size_t line = std::max<size_t>(1, 64 / item);
   const size_t even = (count + static_cast<size_t>(world) - 1) / static_cast<size_t>(world);

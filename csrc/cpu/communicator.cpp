@@ -11,8 +11,9 @@ namespace collectives {
 Communicator::Communicator(int rank, int world, double timeout, std::function<bool()> interrupted)
     : rank_(rank), world_(world), timeout_(timeout) {
   if (world < 1 || world > kMaxWorld || rank < 0 || rank >= world)
-    throw BadArgument("rank " + std::to_string(rank) + " of " + std::to_string(world) + ": the rank must be in [0, world) and the world in [1, " +
-                      std::to_string(kMaxWorld) + "]");
+    throw BadArgument("rank " + std::to_string(rank) + " of " + std::to_string(world) +
+                      ": the rank must be in [0, world) and the world in [1, " + std::to_string(kMaxWorld) +
+                      "]");
   if (!(timeout > 0)) throw BadArgument("the timeout must be a positive number of seconds");
   membership_ = std::make_shared<Membership>(rank, world, kSlotBytes, std::move(interrupted));
   sources_.resize(static_cast<size_t>(world));
@@ -29,7 +30,9 @@ void Communicator::connect(const std::vector<Announcement>& peers) {
   group.reset_epoch();
 }
 
-bool Communicator::healthy() const { return !membership_->forked() && membership_->connected() && membership_->group().healthy(); }
+bool Communicator::healthy() const {
+  return !membership_->forked() && membership_->connected() && membership_->group().healthy();
+}
 
 bool Communicator::closed() const {
   return membership_->forked() || !membership_->connected() || membership_->group().closed();
@@ -38,9 +41,11 @@ bool Communicator::closed() const {
 void Communicator::check_usable(Collective collective) const {
   if (membership_->forked())
     throw Failure(Cause::closed, name(collective), 0, {rank_},
-                  std::string(name(collective)) + ": this communicator was made in the parent process; a forked child must make its own");
+                  std::string(name(collective)) +
+                      ": this communicator was made in the parent process; a forked child must make its own");
   if (!membership_->connected())
-    throw Failure(Cause::closed, name(collective), 0, {rank_}, std::string(name(collective)) + ": this communicator is not connected");
+    throw Failure(Cause::closed, name(collective), 0, {rank_},
+                  std::string(name(collective)) + ": this communicator is not connected");
 }
 
 void Communicator::run(const Call& call) {
@@ -61,7 +66,9 @@ void Communicator::run(const Call& call) {
   size_t staged = 0;
   if (plan.algorithm != Algorithm::inline_payload) {
     const bool stages = d.collective != Collective::broadcast || static_cast<int>(d.root) == rank_;
-    staged = d.collective == Collective::reduce_scatter ? bytes * static_cast<size_t>(world_ - 1) : stages ? bytes : 0;
+    staged = d.collective == Collective::reduce_scatter ? bytes * static_cast<size_t>(world_ - 1)
+             : stages                                   ? bytes
+                                                        : 0;
   }
   receipt_ = Receipt{group.epoch(), d, plan.chunks, staged};
   receipt_->descriptor.algorithm = plan.algorithm;
@@ -99,11 +106,14 @@ Plan Communicator::plan(const Descriptor& d) const {
   if (reduces && !supports(d.dtype, d.op))
     throw BadArgument(std::string(name(d.op)) + " is not defined for " + name(d.dtype));
   if (d.root >= static_cast<uint32_t>(world_))
-    throw BadArgument("root " + std::to_string(d.root) + " is not a rank: the world has " + std::to_string(world_));
+    throw BadArgument("root " + std::to_string(d.root) + " is not a rank: the world has " +
+                      std::to_string(world_));
   return make_plan(d, world_, kSlotBytes);
 }
 
-std::string Communicator::reason(const Descriptor& d) const { return collectives::reason(d, plan(d), world_); }
+std::string Communicator::reason(const Descriptor& d) const {
+  return collectives::reason(d, plan(d), world_);
+}
 
 std::optional<Receipt> Communicator::last_receipt() const {
   std::lock_guard lock(mutex_);

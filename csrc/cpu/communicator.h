@@ -25,12 +25,14 @@ struct Receipt {
 // Bytes of one staging slot: half of a 512 KB L2, so that what a rank stages and what it reads stay in cache.
 inline constexpr size_t kSlotBytes = 256 << 10;
 
-// Made in three steps, because the middle one is the rendezvous' affair: construct, carry `announcement()` to all ranks
-// and theirs here, `connect`. One call at a time: calls from several threads take turns. Every call ends with the result
-// or with a Failure; BadArgument means that this rank refused its own arguments, and its peers were told.
+// Made in three steps, because the middle one is the rendezvous' affair: construct, carry `announcement()` to
+// all ranks and theirs here, `connect`. One call at a time: calls from several threads take turns. Every call
+// ends with the result or with a Failure; BadArgument means that this rank refused its own arguments, and its
+// peers were told.
 class Communicator {
  public:
-  // `interrupted` is asked now and then while waiting and returns true if the call must end (a signal handler raised).
+  // `interrupted` is asked now and then while waiting and returns true if the call must end (a signal handler
+  // raised).
   Communicator(int rank, int world, double timeout, std::function<bool()> interrupted);
   ~Communicator();
   Communicator(const Communicator&) = delete;

@@ -19,16 +19,16 @@ namespace collectives {
 // Modular: sequence numbers wrap, and two ranks are never 2^31 exchanges apart.
 inline bool reached(uint32_t seen, uint32_t target) { return static_cast<int32_t>(seen - target) >= 0; }
 
-// The exchange. Each rank counts its exchanges; exchange s is: publish one line with sequence number s, then wait until
-// every rank's line says s. All ranks make the same exchanges, because how many a call makes is a function of its
-// descriptor, and a rank whose descriptor differs is found by the first of them.
+// The exchange. Each rank counts its exchanges; exchange s is: publish one line with sequence number s, then
+// wait until every rank's line says s. All ranks make the same exchanges, because how many a call makes is a
+// function of its descriptor, and a rank whose descriptor differs is found by the first of them.
 //
-// Memory order: `publish` releases the publisher's earlier writes (payload, descriptor, staging slots) and the wait
-// acquires every peer's; so an exchange is a barrier for the data too.
-// Reuse: lines and slots come in two banks, by parity of s. A rank that has waited for all of exchange s-1 knows that
-// every rank has published s-1, and so has finished everything that it did between s-2 and s-1, in program order. So
-// the bank of s-2 is free to be written for s. `begin` establishes this before anything is staged.
-// Failure: a wait ends with an exception when a rank that has not arrived is dead, closed or failed, when abort() is
+// Memory order: `publish` releases the publisher's earlier writes (payload, descriptor, staging slots) and
+// the wait acquires every peer's; so an exchange is a barrier for the data too. Reuse: lines and slots come
+// in two banks, by parity of s. A rank that has waited for all of exchange s-1 knows that every rank has
+// published s-1, and so has finished everything that it did between s-2 and s-1, in program order. So the
+// bank of s-2 is free to be written for s. `begin` establishes this before anything is staged. Failure: a
+// wait ends with an exception when a rank that has not arrived is dead, closed or failed, when abort() is
 // called, when the timeout is over, or when a signal handler raised.
 template <class Memory>
 class Group {
@@ -61,8 +61,10 @@ class Group {
   void begin(const Descriptor& descriptor) {
     current_ = descriptor;
     ++epoch_;
-    raise_if_broken();
+    if (!healthy()) throw broken();
     settle();
+    // A late rank must not get a result that the others gave up on.
+    if (std::optional<Failure> failure = failed_peer(sequence_ + 1)) throw *failure;
   }
 
   // The first exchange of a call: all ranks must have described the same call.
@@ -78,31 +80,34 @@ class Group {
     settle();
   }
 
-  // Takes this rank's part in a call that it will not make: the peers raise at once instead of waiting. Does not wait
-  // for them, unless the call before was refused too and they have not yet seen that.
+  // Takes this rank's part in a call that it will not make: the peers raise at once instead of waiting. Does
+  // not wait for them, unless the call before was refused too and they have not yet seen that.
   void refuse(const Descriptor& descriptor, const std::string& reason) {
     begin(descriptor);
     publish(Line::refused, reason.data(), std::min(reason.size(), kPayload));
   }
 
   // From any thread, also while another one waits.
-  void abort() { fall({Standing::failed, Cause::aborted, static_cast<uint16_t>(rank_)}); }
+  void abort() { record({Standing::failed, Cause::aborted, static_cast<uint16_t>(rank_)}); }
   void close() {
-    if (standing(rank_).state == Standing::open) set_standing({Standing::closed, Cause::closed, uint16_t(rank_)});
-    else set_standing({Standing::closed, standing(rank_).cause, standing(rank_).culprit});
+    if (standing(rank_).state == Standing::open)
+      set_standing({Standing::closed, Cause::closed, uint16_t(rank_)});
+    else
+      set_standing({Standing::closed, standing(rank_).cause, standing(rank_).culprit});
   }
 
   // True when no rank, this one included, can touch this rank's slice any more.
   bool abandoned() {
     std::vector<int> dead = watch_.dead();
     for (int peer = 0; peer < world(); ++peer)
-      if (standing(peer).state != Standing::closed && std::find(dead.begin(), dead.end(), peer) == dead.end()) return false;
+      if (standing(peer).state != Standing::closed && std::find(dead.begin(), dead.end(), peer) == dead.end())
+        return false;
     return true;
   }
 
  private:
-  static constexpr int kYields = 200;       // looks of about a microsecond each before the first sleep
-  static constexpr int kSleepMillis = 20;   // so a death is noticed within this time
+  static constexpr int kYields = 200;      // looks of about a microsecond each before the first sleep
+  static constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 
   Control& control(int peer) const { return *reinterpret_cast<Control*>(slices_[peer]); }
   Standing standing(int peer) const { return Standing::from(Memory::load(control(peer).standing)); }
@@ -160,15 +165,12 @@ class Group {
   std::optional<Failure> reason_to_stop(double started) {
     if (!healthy()) return broken();
     // Standings before deaths: a peer that raised and then exited has said who was to blame.
-    for (int peer = 0; peer < world(); ++peer) {
-      const Standing s = standing(peer);
-      if (s.state == Standing::open || (s.state == Standing::closed && arrived(peer))) continue;
-      if (s.cause == Cause::interrupted || s.cause == Cause::aborted) return fall({Standing::failed, Cause::aborted, s.culprit});
-      return fall({Standing::failed, s.cause, s.culprit});
-    }
+    if (std::optional<Failure> failure = failed_peer(sequence_)) return failure;
     for (int peer : watch_.dead())
-      if (!arrived(peer)) return fall({Standing::failed, Cause::died, static_cast<uint16_t>(peer)});
-    if (watch_.interrupted()) return fall({Standing::failed, Cause::interrupted, static_cast<uint16_t>(rank_)});
+      if (!arrived(peer, sequence_))
+        return fall({Standing::failed, Cause::died, static_cast<uint16_t>(peer)});
+    if (watch_.interrupted())
+      return fall({Standing::failed, Cause::interrupted, static_cast<uint16_t>(rank_)});
     if (watch_.now() - started > timeout_) {
       const std::vector<int> late = missing();
       if (late.empty()) return std::nullopt;
@@ -177,15 +179,25 @@ class Group {
     return std::nullopt;
   }
 
-  // The flag of this exchange or a later one stands in one of the two banks.
-  bool arrived(int peer) const {
-    return reached(Memory::load(line(peer, sequence_ & 1).sequence), sequence_);
+  // A peer that can take no part in exchange `sequence`: it failed, or it closed without having published it.
+  std::optional<Failure> failed_peer(uint32_t sequence) {
+    for (int peer = 0; peer < world(); ++peer) {
+      const Standing s = standing(peer);
+      if (s.state == Standing::open || (s.cause == Cause::closed && arrived(peer, sequence))) continue;
+      const Cause cause = s.cause == Cause::interrupted ? Cause::aborted : s.cause;
+      return fall({Standing::failed, cause, s.culprit});
+    }
+    return std::nullopt;
+  }
+
+  bool arrived(int peer, uint32_t sequence) const {
+    return reached(Memory::load(line(peer, sequence & 1).sequence), sequence);
   }
 
   std::vector<int> missing() const {
     std::vector<int> ranks;
     for (int peer = 0; peer < world(); ++peer)
-      if (peer != rank_ && !arrived(peer)) ranks.push_back(peer);
+      if (peer != rank_ && !arrived(peer, sequence_)) ranks.push_back(peer);
     return ranks;
   }
 
@@ -195,16 +207,16 @@ class Group {
     Memory::wake(control(rank_).banks[1].line.sequence);
   }
 
-  // Records why this rank stopped, for itself and for its peers, and returns what to throw.
-  Failure fall(Standing s) {
+  // Records why this rank stops, for itself and for its peers; the first reason stays.
+  void record(Standing s) {
     if (healthy()) set_standing(s);
+  }
+  Failure fall(Standing s) {
+    record(s);
     return broken();
   }
 
   Failure broken() const;
-  void raise_if_broken() const {
-    if (!healthy()) throw broken();
-  }
   void check_agreement() const;
 
   int rank_;
@@ -236,7 +248,8 @@ void Group<Memory>::check_agreement() const {
     if (theirs.kind != Line::refused) continue;
     char reason[kPayload];
     Memory::read(reason, theirs.payload, theirs.payload_bytes);
-    text += (culprits.empty() ? "" : "; ") + list_ranks({peer}) + " refused its own call: " + std::string(reason, theirs.payload_bytes);
+    text += (culprits.empty() ? "" : "; ") + list_ranks({peer}) +
+            " refused its own call: " + std::string(reason, theirs.payload_bytes);
     culprits.push_back(peer);
   }
   if (!culprits.empty())
@@ -244,15 +257,18 @@ void Group<Memory>::check_agreement() const {
                   text + ". No data moved; the communicator can still be used");
 
   std::map<std::string, std::vector<int>> descriptions;
-  for (int peer = 0; peer < world(); ++peer) descriptions[describe(line(peer, bank).descriptor)].push_back(peer);
+  for (int peer = 0; peer < world(); ++peer)
+    descriptions[describe(line(peer, bank).descriptor)].push_back(peer);
   size_t most = 0;
   for (const auto& [_, ranks] : descriptions) most = std::max(most, ranks.size());
   text += "the ranks do not agree on the call: ";
   bool first = true;
   for (const auto& [description, ranks] : descriptions) {
-    text += (first ? "" : "; ") + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + description;
+    text +=
+        (first ? "" : "; ") + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + description;
     first = false;
-    if (ranks.size() < most || 2 * ranks.size() <= static_cast<size_t>(world()))  // no clear majority: all are named
+    if (ranks.size() < most ||
+        2 * ranks.size() <= static_cast<size_t>(world()))  // no clear majority: all are named
       culprits.insert(culprits.end(), ranks.begin(), ranks.end());
   }
   throw Failure(Cause::mismatched, name(current_.collective), epoch_, culprits,
@@ -263,7 +279,8 @@ template <class Memory>
 Failure Group<Memory>::broken() const {
   const Standing s = standing(rank_);
   const std::string who = "rank " + std::to_string(s.culprit);
-  std::string text = describe(current_) + ", call " + std::to_string(epoch_) + " on rank " + std::to_string(rank_) + " of " + std::to_string(world()) + ": ";
+  std::string text = describe(current_) + ", call " + std::to_string(epoch_) + " on rank " +
+                     std::to_string(rank_) + " of " + std::to_string(world()) + ": ";
   std::vector<int> culprits = {s.culprit};
   switch (s.cause) {
     case Cause::died:
@@ -288,7 +305,8 @@ Failure Group<Memory>::broken() const {
     default:
       text += "the communicator is broken";
   }
-  if (s.state == Standing::failed) text += ". The communicator cannot be used any more: close it and make a new one";
+  if (s.state == Standing::failed)
+    text += ". The communicator cannot be used any more: close it and make a new one";
   return Failure(s.cause, name(current_.collective), epoch_, culprits, text);
 }
 

@@ -47,14 +47,16 @@ struct ControlBlock {
 static_assert(sizeof(FlagLine<uint32_t>) == 64);
 static_assert(sizeof(ControlBlock<uint32_t>) <= kPage);
 
-// Slot addresses are functions of the communicator's capacity and the rank, never of a message's size. Each bank has a
-// staging slot of `slot_bytes` and a result slot for the one shard that this rank reduces of a chunk.
+// Slot addresses are functions of the communicator's capacity and the rank, never of a message's size. Each
+// bank has a staging slot of `slot_bytes` and a result slot for the one shard that this rank reduces of a
+// chunk.
 struct SliceLayout {
   size_t slot_bytes;
   size_t result_bytes;
 
   SliceLayout(size_t slot_bytes, int world)
-      : slot_bytes(slot_bytes), result_bytes(round_up(slot_bytes / static_cast<size_t>(world) + 2 * kLine, kPage)) {}
+      : slot_bytes(slot_bytes),
+        result_bytes(round_up(slot_bytes / static_cast<size_t>(world) + 2 * kLine, kPage)) {}
 
   size_t staging(unsigned bank) const { return kPage + bank * slot_bytes; }
   size_t result(unsigned bank) const { return kPage + 2 * slot_bytes + bank * result_bytes; }

@@ -16,18 +16,21 @@ constexpr char kMagic[8] = {'c', 'o', 'l', 'l', '-', 'v', '0', '1'};
 void check(const std::vector<Announcement>& all, const Announcement& mine) {
   std::map<std::string, std::vector<int>> hosts;
   if (all.size() != mine.world)
-    throw BadArgument("the rendezvous gave " + std::to_string(all.size()) + " announcements for a world of " + std::to_string(mine.world));
+    throw BadArgument("the rendezvous gave " + std::to_string(all.size()) + " announcements for a world of " +
+                      std::to_string(mine.world));
   for (size_t i = 0; i < all.size(); ++i) {
     const Announcement& peer = all[i];
     const std::string who = "rank " + std::to_string(i);
     if (std::memcmp(peer.magic, kMagic, sizeof kMagic) != 0)
       throw BadArgument(who + " runs another version of collectives: install one version for all ranks");
     if (peer.world != mine.world || peer.rank != i)
-      throw BadArgument(who + " takes itself for rank " + std::to_string(peer.rank) + " of " + std::to_string(peer.world) + ", rank " +
-                        std::to_string(mine.rank) + " counts " + std::to_string(mine.world) + " ranks");
+      throw BadArgument(who + " takes itself for rank " + std::to_string(peer.rank) + " of " +
+                        std::to_string(peer.world) + ", rank " + std::to_string(mine.rank) + " counts " +
+                        std::to_string(mine.world) + " ranks");
     if (peer.bytes != mine.bytes || peer.slot_bytes != mine.slot_bytes)
       throw BadArgument(who + " has staging slots of another size than rank " + std::to_string(mine.rank));
-    hosts[std::string(reinterpret_cast<const char*>(peer.host), sizeof peer.host)].push_back(static_cast<int>(i));
+    hosts[std::string(reinterpret_cast<const char*>(peer.host), sizeof peer.host)].push_back(
+        static_cast<int>(i));
   }
   if (hosts.size() == 1) return;
   std::string text = "the ranks are on " + std::to_string(hosts.size()) + " hosts or network namespaces (";
@@ -42,7 +45,9 @@ void check(const std::vector<Announcement>& all, const Announcement& mine) {
 }  // namespace
 
 Membership::Membership(int rank, int world, size_t slot_bytes, std::function<bool()> interrupted)
-    : process_(Process::current()), interrupted_(std::move(interrupted)), layout_(slot_bytes, world),
+    : process_(Process::current()),
+      interrupted_(std::move(interrupted)),
+      layout_(slot_bytes, world),
       slice_(process_->allocate(layout_.total())) {
   std::memcpy(announcement_.magic, kMagic, sizeof kMagic);
   announcement_.process = process_->identity().id;
@@ -89,7 +94,8 @@ void Membership::connect(const std::vector<Announcement>& peers, double timeout)
     slices.push_back(mappings_.back()->data());
     const auto expected = token(peer);
     if (std::memcmp(slices.back(), &expected, sizeof expected) != 0)
-      throw std::runtime_error("the memory that rank " + std::to_string(peer.rank) + " passed does not hold its token: the ranks do not share memory");
+      throw std::runtime_error("the memory that rank " + std::to_string(peer.rank) +
+                               " passed does not hold its token: the ranks do not share memory");
   }
   group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), layout_, *this, timeout);
 }

@@ -9,8 +9,8 @@
 namespace collectives {
 
 // all_reduce. Bytes moved per rank for n bytes: n staged, (W - 1) * n read from peers, n written.
-// Steps: one exchange a chunk. Numerics: rank order, one rounding. In place: element i is read before it is written,
-// and the peers read the staged copy.
+// Steps: one exchange a chunk. Numerics: rank order, one rounding. In place: element i is read before it is
+// written, and the peers read the staged copy.
 template <class Memory>
 class OneShotAllReduce {
  public:
@@ -21,14 +21,16 @@ class OneShotAllReduce {
 
   void stage(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
-    Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(), r.size() * call_.item());
+    Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(),
+                  r.size() * call_.item());
   }
 
   void consume(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
     const size_t offset = r.begin * call_.item();
     for (int peer = 0; peer < group_.world(); ++peer)
-      sources_[static_cast<size_t>(peer)] = peer == group_.rank() ? call_.in + offset : group_.staging(peer, bank);
+      sources_[static_cast<size_t>(peer)] =
+          peer == group_.rank() ? call_.in + offset : group_.staging(peer, bank);
     Memory::reduce(call_.reduction(), call_.out + offset, nullptr, sources_.data(), group_.world(), r.size());
   }
 
@@ -39,18 +41,20 @@ class OneShotAllReduce {
   std::vector<const void*>& sources_;
 };
 
-// all_gather. Bytes moved per rank for n bytes a rank: n staged, W * n written, of which (W - 1) * n read from peers.
-// In place (the input is this rank's part of the output): that part is not written.
+// all_gather. Bytes moved per rank for n bytes a rank: n staged, W * n written, of which (W - 1) * n read
+// from peers. In place (the input is this rank's part of the output): that part is not written.
 template <class Memory>
 class OneShotAllGather {
  public:
   static constexpr bool kCollects = false;
 
-  OneShotAllGather(Group<Memory>& group, const Call& call, size_t chunk) : group_(group), call_(call), chunk_(chunk) {}
+  OneShotAllGather(Group<Memory>& group, const Call& call, size_t chunk)
+      : group_(group), call_(call), chunk_(chunk) {}
 
   void stage(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
-    Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(), r.size() * call_.item());
+    Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(),
+                  r.size() * call_.item());
   }
 
   // Each rank begins with its own part and goes round, so that the ranks do not all read one slot at a time.
@@ -60,8 +64,10 @@ class OneShotAllGather {
     for (int step = 0; step < group_.world(); ++step) {
       const int peer = (group_.rank() + step) % group_.world();
       char* to = call_.out + (static_cast<size_t>(peer) * call_.count() + r.begin) * call_.item();
-      if (step > 0) Memory::read(to, group_.staging(peer, bank), bytes);
-      else if (const char* mine = call_.in + r.begin * call_.item(); to != mine) std::memcpy(to, mine, bytes);
+      if (step > 0)
+        Memory::read(to, group_.staging(peer, bank), bytes);
+      else if (const char* mine = call_.in + r.begin * call_.item(); to != mine)
+        std::memcpy(to, mine, bytes);
     }
   }
 
@@ -71,22 +77,26 @@ class OneShotAllGather {
   size_t chunk_;
 };
 
-// broadcast. Bytes moved: n staged by the root, n read by each other rank; the root fills bank k+1 while they read k.
+// broadcast. Bytes moved: n staged by the root, n read by each other rank; the root fills bank k+1 while they
+// read k.
 template <class Memory>
 class OneShotBroadcast {
  public:
   static constexpr bool kCollects = false;
 
-  OneShotBroadcast(Group<Memory>& group, const Call& call, size_t chunk) : group_(group), call_(call), chunk_(chunk) {}
+  OneShotBroadcast(Group<Memory>& group, const Call& call, size_t chunk)
+      : group_(group), call_(call), chunk_(chunk) {}
 
   void stage(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
-    if (is_root()) Memory::write(group_.staging(root(), bank), call_.in + r.begin * call_.item(), r.size() * call_.item());
+    if (is_root())
+      Memory::write(group_.staging(root(), bank), call_.in + r.begin * call_.item(), r.size() * call_.item());
   }
 
   void consume(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
-    if (!is_root()) Memory::read(call_.out + r.begin * call_.item(), group_.staging(root(), bank), r.size() * call_.item());
+    if (!is_root())
+      Memory::read(call_.out + r.begin * call_.item(), group_.staging(root(), bank), r.size() * call_.item());
   }
 
  private:

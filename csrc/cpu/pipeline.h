@@ -12,11 +12,13 @@ namespace collectives {
 //     stage(k)    write chunk k for the peers into this rank's staging slot
 //     exchange    everybody's chunk k is staged, and everybody's result of chunk k-1 is written
 //     consume(k)  read the peers' staging slots
-//     collect(k)  read the peers' result slots; one exchange later than consume(k), only where the policy has results
+//     collect(k)  read the peers' result slots; one exchange later than consume(k), only where the policy has
+//     results
 //
-// Reuse: a staging slot written before exchange s is read between s and s+1 and written again before s+2, after this
-// rank has waited for s+1. A result slot written after exchange s is read between s+1 and s+2 and written again
-// after s+2. So two banks suffice, and the next call may follow at once: no barrier ends a call.
+// Reuse: a staging slot written before exchange s is read between s and s+1 and written again before s+2,
+// after this rank has waited for s+1. A result slot written after exchange s is read between s+1 and s+2 and
+// written again after s+2. So two banks suffice, and the next call may follow at once: no barrier ends a
+// call.
 template <class Memory, class Policy>
 void run_pipeline(Group<Memory>& group, Policy&& policy, size_t chunks) {
   constexpr size_t kTail = Policy::kCollects ? 1 : 0;

@@ -8,12 +8,14 @@
 namespace collectives {
 namespace {
 
-// Above this many bytes two_shot is faster than one_shot: measured with W = 2 on two cores of one L3 (bench/results).
-// One-shot moves (W + 1) * n bytes a rank and two-shot about 4 * n, but two-shot pays one more exchange of flags; so
-// the limit falls as the world grows.
+// Above this many bytes two_shot is faster than one_shot: measured with W = 2 on two cores of one L3
+// (bench/results). One-shot moves (W + 1) * n bytes a rank and two-shot about 4 * n, but two-shot pays one
+// more exchange of flags; so the limit falls as the world grows.
 constexpr size_t kOneShotLimit = 64 << 10;
 
-size_t one_shot_limit(int world) { return world <= 2 ? kOneShotLimit : kOneShotLimit / static_cast<size_t>(world - 1); }
+size_t one_shot_limit(int world) {
+  return world <= 2 ? kOneShotLimit : kOneShotLimit / static_cast<size_t>(world - 1);
+}
 
 // Bytes that one rank's line carries if the payload rides in it.
 size_t inline_bytes(const Descriptor& d, int world) {
@@ -40,11 +42,13 @@ void check_forced(const Descriptor& d, int world) {
   const bool reduce_scatter = d.collective == Collective::reduce_scatter;
   const bool all_reduce = d.collective == Collective::all_reduce;
   if (d.algorithm == Algorithm::inline_payload && !fits_inline(d, world))
-    throw BadArgument("algorithm inline carries at most " + std::to_string(kPayload) + " bytes a rank, but this call has " +
-                      std::to_string(inline_bytes(d, world)) + "; use algorithm=None");
+    throw BadArgument("algorithm inline carries at most " + std::to_string(kPayload) +
+                      " bytes a rank, but this call has " + std::to_string(inline_bytes(d, world)) +
+                      "; use algorithm=None");
   if ((d.algorithm == Algorithm::two_shot && !all_reduce && !reduce_scatter) ||
       (d.algorithm == Algorithm::one_shot && reduce_scatter))
-    throw BadArgument(std::string("algorithm ") + name(d.algorithm) + " does not serve " + name(d.collective) +
+    throw BadArgument(std::string("algorithm ") + name(d.algorithm) + " does not serve " +
+                      name(d.collective) +
                       (reduce_scatter ? "; it has inline and two_shot" : "; it has inline and one_shot"));
 }
 
@@ -79,11 +83,14 @@ std::string reason(const Descriptor& d, const Plan& plan, int world) {
                  ? "nothing moves but the flags"
                  : "at most " + std::to_string(kPayload) + " bytes a rank ride in the flag line";
     case Algorithm::one_shot:
-      if (d.collective != Collective::all_reduce) return "every byte is staged once and read by the ranks that need it";
-      return "at most " + std::to_string(one_shot_limit(world)) + " bytes: one exchange of flags costs more than reading every rank's input";
+      if (d.collective != Collective::all_reduce)
+        return "every byte is staged once and read by the ranks that need it";
+      return "at most " + std::to_string(one_shot_limit(world)) +
+             " bytes: one exchange of flags costs more than reading every rank's input";
     default:
       if (d.collective == Collective::reduce_scatter) return "each rank reduces its own shard";
-      return "above " + std::to_string(one_shot_limit(world)) + " bytes: each rank reduces one shard, so that less moves than if every rank read every input";
+      return "above " + std::to_string(one_shot_limit(world)) +
+             " bytes: each rank reduces one shard, so that less moves than if every rank read every input";
   }
 }
 

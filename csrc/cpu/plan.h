@@ -1,5 +1,5 @@
-// Which algorithm serves a call, and in what pieces: a function of the descriptor, the world size and the slot size,
-// so that all ranks come to the same plan without a word.
+// Which algorithm serves a call, and in what pieces: a function of the descriptor, the world size and the
+// slot size, so that all ranks come to the same plan without a word.
 #pragma once
 
 #include <cstddef>

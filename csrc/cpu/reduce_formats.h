@@ -9,6 +9,8 @@
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "core/float_formats.h"
@@ -31,6 +33,10 @@ struct Lanes {
 
 constexpr int kFloatLanes = COLLECTIVES_VECTOR_BYTES / sizeof(float);
 using Floats = Lanes<float>::Type;
+
+#if defined(__AVX512F__)
+constexpr uint16_t kAllLanes = 0xffff;  // gcc 12 warns of uninitialized values in the forms without a mask
+#endif
 
 }  // namespace
 
@@ -87,20 +93,27 @@ struct Bool : Plain<uint8_t> {
   }
 };
 
-// The lanes of a float vector hold 32-bit integers, memory holds 16 or 8 bits of each. The general conversion
-// is good code for AVX-512 and NEON; gcc 12 makes long sequences or scalar code of it for the older x86 sets.
+// The lanes of a float vector hold 32-bit integers, memory holds the low 16 or 8 bits of each. The
+// instructions are named because gcc 12 makes long sequences or scalar code of the general conversion.
 using Words = Lanes<uint32_t>::Type;
 
 template <class T>
 COLLECTIVES_INLINE Words widen(const char* from) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 2) return (Words)_mm512_maskz_cvtepu16_epi32(kAllLanes, load_raw<__m256i>(from));
+  return (Words)_mm512_maskz_cvtepu8_epi32(kAllLanes, load_raw<__m128i>(from));
+#elif defined(__AVX2__)
   if constexpr (sizeof(T) == 2) return (Words)_mm256_cvtepu16_epi32(load_raw<__m128i>(from));
   return (Words)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(load_raw<int64_t>(from)));
-#elif defined(__SSE2__) && !defined(__AVX2__)
+#elif defined(__SSE2__)
   const __m128i zero = _mm_setzero_si128();
   if constexpr (sizeof(T) == 2)
     return (Words)_mm_unpacklo_epi16(_mm_cvtsi64_si128(load_raw<int64_t>(from)), zero);
   return (Words)_mm_unpacklo_epi16(_mm_unpacklo_epi8(_mm_cvtsi32_si128(load_raw<int32_t>(from)), zero), zero);
+#elif defined(__aarch64__)
+  if constexpr (sizeof(T) == 2) return (Words)vmovl_u16(load_raw<uint16x4_t>(from));
+  const uint8x8_t bytes = vreinterpret_u8_u32(vdup_n_u32(load_raw<uint32_t>(from)));
+  return (Words)vmovl_u16(vget_low_u16(vmovl_u8(bytes)));
 #else
   return __builtin_convertvector(load_raw<typename Lanes<T, kFloatLanes>::Type>(from), Words);
 #endif
@@ -108,7 +121,13 @@ COLLECTIVES_INLINE Words widen(const char* from) {
 
 template <class T>
 COLLECTIVES_INLINE void narrow(char* to, Words words) {
-#if defined(__AVX2__) && !defined(__AVX512F__)
+#if defined(__AVX512F__)
+  if constexpr (sizeof(T) == 2) {
+    store_raw(to, _mm512_maskz_cvtepi32_epi16(kAllLanes, (__m512i)words));
+  } else {
+    store_raw(to, _mm512_maskz_cvtepi32_epi8(kAllLanes, (__m512i)words));
+  }
+#elif defined(__AVX2__)
   const __m256i halves = _mm256_packus_epi32((__m256i)words, (__m256i)words);  // each 128-bit half twice
   if constexpr (sizeof(T) == 2) {
     store_raw(to, _mm256_castsi256_si128(_mm256_permute4x64_epi64(halves, 0x08)));
@@ -118,7 +137,7 @@ COLLECTIVES_INLINE void narrow(char* to, Words words) {
         _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
     store_raw(to, _mm_cvtsi128_si64(joined));
   }
-#elif defined(__SSE2__) && !defined(__AVX2__)
+#elif defined(__SSE2__)
   // SSE2 packs with signed saturation only, which the sign extension of the low 16 bits keeps from happening.
   const __m128i extended = _mm_srai_epi32(_mm_slli_epi32((__m128i)words, 16), 16);
   const __m128i halves = _mm_packs_epi32(extended, extended);
@@ -126,6 +145,13 @@ COLLECTIVES_INLINE void narrow(char* to, Words words) {
     store_raw(to, _mm_cvtsi128_si64(halves));
   } else {
     store_raw(to, _mm_cvtsi128_si32(_mm_packus_epi16(halves, halves)));
+  }
+#elif defined(__aarch64__)
+  const uint16x4_t halves = vmovn_u32((uint32x4_t)words);
+  if constexpr (sizeof(T) == 2) {
+    store_raw(to, halves);
+  } else {
+    store_raw(to, vget_lane_u32(vreinterpret_u32_u8(vmovn_u16(vcombine_u16(halves, halves))), 0));
   }
 #else
   store_raw(to, __builtin_convertvector(words, typename Lanes<T, kFloatLanes>::Type));
@@ -168,7 +194,8 @@ struct FloatPair {
   Floats odd;
 };
 
-// A bfloat16 is the upper half of a float, so that a word of memory holds two without any shuffling.
+// A bfloat16 is the upper half of a float, so that a (little-endian) word of memory holds two without any
+// shuffling.
 struct Brain : Encoded<BFloat16, uint16_t> {
   using Block = FloatPair;
   using Encoded::round;
@@ -202,7 +229,7 @@ struct Half : Encoded<Float16, uint16_t> {
       return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(load_raw<uint16_t>(from))));
     } else {
 #if defined(__AVX512F__)
-      return _mm512_maskz_cvtph_ps(kAll, load_raw<__m256i>(from));
+      return _mm512_maskz_cvtph_ps(kAllLanes, load_raw<__m256i>(from));
 #else
       return _mm256_cvtph_ps(load_raw<__m128i>(from));
 #endif
@@ -216,7 +243,7 @@ struct Half : Encoded<Float16, uint16_t> {
       store_raw(to, static_cast<uint16_t>(_mm_cvtsi128_si32(bits)));
     } else {
 #if defined(__AVX512F__)
-      store_raw(to, _mm512_maskz_cvtps_ph(kAll, value, kNearestEven));
+      store_raw(to, _mm512_maskz_cvtps_ph(kAllLanes, value, kNearestEven));
 #else
       store_raw(to, _mm256_cvtps_ph(value, kNearestEven));
 #endif

@@ -8,10 +8,10 @@
 
 namespace collectives {
 
-// all_reduce. Bytes moved per rank for n bytes: (W-1)/W n staged, (W-1)/W n read from peers and reduced with n/W of its
-// own into output and result slot, (W-1)/W n collected. Steps: one exchange a chunk and one more.
-// Numerics: rank order, one rounding; the owner's bits are what every rank gets. In place: a chunk is staged before any
-// of it is written.
+// all_reduce. Bytes moved per rank for n bytes: (W-1)/W n staged, (W-1)/W n read from peers and reduced with
+// n/W of its own into output and result slot, (W-1)/W n collected. Steps: one exchange a chunk and one more.
+// Numerics: rank order, one rounding; the owner's bits are what every rank gets. In place: a chunk is staged
+// before any of it is written.
 template <class Memory>
 class TwoShotAllReduce {
  public:
@@ -26,7 +26,8 @@ class TwoShotAllReduce {
     char* slot = group_.staging(group_.rank(), bank);
     const char* in = call_.in + chunk.begin * call_.item();
     Memory::write(slot, in, mine.begin * call_.item());
-    Memory::write(slot + mine.end * call_.item(), in + mine.end * call_.item(), (chunk.size() - mine.end) * call_.item());
+    Memory::write(slot + mine.end * call_.item(), in + mine.end * call_.item(),
+                  (chunk.size() - mine.end) * call_.item());
   }
 
   void consume(size_t k, unsigned bank) {
@@ -52,7 +53,9 @@ class TwoShotAllReduce {
 
  private:
   Range chunk_of(size_t k) const { return chunk_range(call_.count(), chunk_, k); }
-  Range shard_of(Range chunk, int rank) const { return shard_range(chunk.size(), group_.world(), rank, call_.item()); }
+  Range shard_of(Range chunk, int rank) const {
+    return shard_range(chunk.size(), group_.world(), rank, call_.item());
+  }
 
   Group<Memory>& group_;
   const Call& call_;
@@ -60,15 +63,16 @@ class TwoShotAllReduce {
   std::vector<const void*>& sources_;
 };
 
-// reduce_scatter: the first half of two-shot. Bytes moved per rank for an output of n bytes: (W-1) n staged, (W-1) n
-// read, n written. Steps: one exchange a chunk. In place (the output is this rank's part of the input): the peers
-// read staged copies, and of its own part each element is read before it is written.
+// reduce_scatter: the first half of two-shot. Bytes moved per rank for an output of n bytes: (W-1) n staged,
+// (W-1) n read, n written. Steps: one exchange a chunk. In place (the output is this rank's part of the
+// input): the peers read staged copies, and of its own part each element is read before it is written.
 template <class Memory>
 class TwoShotReduceScatter {
  public:
   static constexpr bool kCollects = false;
 
-  TwoShotReduceScatter(Group<Memory>& group, const Call& call, size_t chunk, std::vector<const void*>& sources)
+  TwoShotReduceScatter(Group<Memory>& group, const Call& call, size_t chunk,
+                       std::vector<const void*>& sources)
       : group_(group), call_(call), chunk_(chunk), sources_(sources) {}
 
   void stage(size_t k, unsigned bank) {
@@ -83,7 +87,8 @@ class TwoShotReduceScatter {
     for (int peer = 0; peer < group_.world(); ++peer)
       sources_[static_cast<size_t>(peer)] =
           peer == group_.rank() ? input(peer, r) : part(peer, group_.rank(), bank);
-    Memory::reduce(call_.reduction(), call_.out + r.begin * call_.item(), nullptr, sources_.data(), group_.world(), r.size());
+    Memory::reduce(call_.reduction(), call_.out + r.begin * call_.item(), nullptr, sources_.data(),
+                   group_.world(), r.size());
   }
 
  private:

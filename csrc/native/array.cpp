@@ -1,5 +1,7 @@
 #include "native/array.h"
 
+#include <nanobind/stl/string.h>
+
 #include <string>
 
 #include "core/failure.h"
@@ -7,12 +9,15 @@
 namespace collectives {
 namespace {
 
-std::string kind_of(nb::handle object) { return nb::cast<std::string>(nb::str(nb::handle(object.type()).attr("__name__"))); }
+std::string kind_of(nb::handle object) {
+  return nb::cast<std::string>(nb::str(nb::handle(object.type()).attr("__name__")));
+}
 
 // PEP 3118 format characters, in native byte order and of native size.
 bool parse_format(const char* format, size_t item, DType& dtype) {
   if (format == nullptr) format = "B";
-  if (*format == '@' || *format == '=' || *format == (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? '<' : '>')) ++format;
+  if (*format == '@' || *format == '=' || *format == (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? '<' : '>'))
+    ++format;
   const bool complex = *format == 'Z';
   if (complex) ++format;
   if (format[0] == 0 || format[1] != 0) return false;
@@ -34,9 +39,17 @@ bool parse_format(const char* format, size_t item, DType& dtype) {
     case '?':
       dtype = DType::b8;
       return !complex;
-    case 'b': case 'h': case 'i': case 'l': case 'q':
+    case 'b':
+    case 'h':
+    case 'i':
+    case 'l':
+    case 'q':
       return integer(DType::i8);
-    case 'B': case 'H': case 'I': case 'L': case 'Q':
+    case 'B':
+    case 'H':
+    case 'I':
+    case 'L':
+    case 'Q':
       return integer(DType::u8);
     default:
       return false;
@@ -45,7 +58,8 @@ bool parse_format(const char* format, size_t item, DType& dtype) {
 
 bool parse_dlpack(nb::dlpack::dtype type, DType& dtype) {
   // Codes of DLPack 1.1; nanobind names only the first few.
-  constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6, kFloat8E4M3FN = 10, kFloat8E5M2 = 12;
+  constexpr uint8_t kInt = 0, kUInt = 1, kFloat = 2, kBfloat = 4, kComplex = 5, kBool = 6, kFloat8E4M3FN = 10,
+                    kFloat8E5M2 = 12;
   if (type.lanes != 1) return false;
   auto is = [&](uint8_t code, int bits) { return type.code == code && type.bits == bits; };
   const DType signed_types[] = {DType::i8, DType::i16, DType::i32, DType::i64};
@@ -90,7 +104,8 @@ bool Array::import_buffer(nb::handle object) {
   if (!parse_format(buffer_.format, static_cast<size_t>(buffer_.itemsize), dtype) ||
       static_cast<size_t>(buffer_.itemsize) != size_of(dtype)) {
     const std::string format = buffer_.format;
-    throw BadType(std::string(role_) + ": no known element type in the buffer format '" + format + "' of this " + kind_of(object));
+    throw BadType(std::string(role_) + ": no known element type in the buffer format '" + format +
+                  "' of this " + kind_of(object));
   }
   read_only = buffer_.readonly != 0;
   view.data = buffer_.buf;
@@ -108,27 +123,33 @@ void Array::import_named(nb::handle object) {
   const std::string spelled = nb::cast<std::string>(nb::str(nb::getattr(type, "name", type)));
   DType named;
   if (!parse(spelled, named) || size_of(named) > 2)
-    throw BadType(std::string(role_) + ": element type " + spelled + " is not known; known are float32, float64, float16, bfloat16, float8_e4m3fn, "
+    throw BadType(std::string(role_) + ": element type " + spelled +
+                  " is not known; known are float32, float64, float16, bfloat16, float8_e4m3fn, "
                   "float8_e5m2, int8 to int64, uint8 to uint64, bool, complex64 and complex128");
   viewed_ = object.attr("view")(size_of(named) == 2 ? "uint16" : "uint8");
-  if (!import_buffer(viewed_)) throw BadType(std::string(role_) + ": this " + kind_of(object) + " does not export its memory");
+  if (!import_buffer(viewed_))
+    throw BadType(std::string(role_) + ": this " + kind_of(object) + " does not export its memory");
   dtype = named;
 }
 
 void Array::import_dlpack(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack__"))
-    throw BadType(std::string(role_) + ": a " + kind_of(object) + " is no array; pass a NumPy array, a torch tensor or any object with __dlpack__");
+    throw BadType(std::string(role_) + ": a " + kind_of(object) +
+                  " is no array; pass a NumPy array, a torch tensor or any object with __dlpack__");
   nb::ndarray<> writable;
   if (nb::try_cast(object, writable, false)) {
     tensor_ = nb::ndarray<nb::ro>(writable);
   } else if (nb::try_cast(object, tensor_, false)) {
     read_only = true;
   } else {
-    throw BadType(std::string(role_) + ": this " + kind_of(object) + " does not export its memory through DLPack (a tensor that requires grad needs detach())");
+    throw BadType(std::string(role_) + ": this " + kind_of(object) +
+                  " does not export its memory through DLPack (a tensor that requires grad needs detach())");
   }
   if (tensor_.device_type() != nb::device::cpu::value)
-    throw BadType(std::string(role_) + ": this " + kind_of(object) + " is not in CPU memory; this version moves CPU memory only");
-  if (!parse_dlpack(tensor_.dtype(), dtype)) throw BadType(std::string(role_) + ": the element type of this " + kind_of(object) + " is not known");
+    throw BadType(std::string(role_) + ": this " + kind_of(object) +
+                  " is not in CPU memory; this version moves CPU memory only");
+  if (!parse_dlpack(tensor_.dtype(), dtype))
+    throw BadType(std::string(role_) + ": the element type of this " + kind_of(object) + " is not known");
   view.data = const_cast<void*>(tensor_.data());
   view.item = size_of(dtype);
   view.dims = static_cast<int>(tensor_.ndim());
@@ -141,7 +162,10 @@ void Array::import_dlpack(nb::handle object) {
 
 void Array::check_writable() const {
   if (read_only) throw BadArgument(std::string(role_) + " is read-only");
-  if (view.self_overlaps()) throw BadArgument(std::string(role_) + " overlaps itself: two of its indices share memory (a stride of 0, or a broadcast view)");
+  if (view.self_overlaps())
+    throw BadArgument(
+        std::string(role_) +
+        " overlaps itself: two of its indices share memory (a stride of 0, or a broadcast view)");
 }
 
 }  // namespace collectives

@@ -20,12 +20,12 @@ struct BadType : std::invalid_argument {
 
 // A view of a Python object's memory; keeps the object's export alive. Not copyable.
 //
-// Buffers come first because they cost a tenth of a DLPack exchange. NumPy does not export the dtypes of ml_dtypes as
-// buffers; those are viewed as unsigned integers of their size and remembered by name.
+// Buffers come first because they cost a tenth of a DLPack exchange. NumPy does not export the dtypes of
+// ml_dtypes as buffers; those are viewed as unsigned integers of their size and remembered by name.
 class Array {
  public:
-  // `role` names the argument in messages. Throws BadType for objects that are no arrays, live on another device, or
-  // have an element type that the library does not know.
+  // `role` names the argument in messages. Throws BadType for objects that are no arrays, live on another
+  // device, or have an element type that the library does not know.
   Array(nb::handle object, const char* role);
   ~Array();
   Array(const Array&) = delete;

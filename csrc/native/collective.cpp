@@ -1,5 +1,7 @@
 #include "native/collective.h"
 
+#include <nanobind/stl/string.h>
+
 #include <cstdlib>
 #include <memory>
 #include <string_view>
@@ -34,7 +36,8 @@ Op parse_op(nb::handle object) {
   Op op;
   const std::string_view text = text_of(object, "op");
   if (!parse(text, op))
-    throw BadArgument("unknown op '" + std::string(text) + "': sum, avg, min, max, product, band, bor or bxor");
+    throw BadArgument("unknown op '" + std::string(text) +
+                      "': sum, avg, min, max, product, band, bor or bxor");
   return op;
 }
 
@@ -47,6 +50,15 @@ Algorithm parse_algorithm(nb::handle object) {
   return algorithm;
 }
 
+uint32_t parse_root(nb::handle object, int world) {
+  const long long rank = PyIndex_Check(object.ptr()) ? PyNumber_AsSsize_t(object.ptr(), nullptr) : -1;
+  PyErr_Clear();
+  if (rank < 0 || rank >= world)
+    throw BadArgument("root " + nb::cast<std::string>(nb::repr(object)) + " is no rank: 0 to " +
+                      std::to_string(world - 1));
+  return static_cast<uint32_t>(rank);
+}
+
 std::string shape_of(const Strided& view) {
   std::string text = "(";
   for (int i = 0; i < view.dims; ++i) text += (i > 0 ? ", " : "") + std::to_string(view.shape[i]);
@@ -57,38 +69,68 @@ bool same_shape(const Strided& a, const Strided& b) {
   return a.dims == b.dims && std::equal(a.shape, a.shape + a.dims, b.shape);
 }
 
+void check_output(const Array& in, const Array& out) {
+  out.check_writable();
+  if (out.dtype != in.dtype)
+    throw BadArgument(std::string("out is ") + name(out.dtype) + ", but x is " + name(in.dtype));
+}
+
+void check_parts(size_t whole, const char* role, size_t part, size_t world) {
+  if (whole != part * world)
+    throw BadArgument(std::string(role) + " has " + std::to_string(whole) + " elements, not " +
+                      std::to_string(world) + " * " + std::to_string(part));
+}
+
+// Where the rank's part of `whole` begins.
+const void* part_of(const Array& whole, const Strided& part, int rank) {
+  return static_cast<const char*>(whole.view.data) + static_cast<size_t>(rank) * part.bytes();
+}
+
 // Only packed arrays can get into each other's way: of any other a packed image is made before the call.
+// `in_place` is where the smaller of the two may begin inside the larger.
 void check_overlap(const Strided& in, const Strided& out, const void* in_place) {
-  if (!in.is_contiguous() || !out.is_contiguous() || in_place == (in.bytes() < out.bytes() ? in.data : out.data)) return;
+  if (!in.is_contiguous() || !out.is_contiguous()) return;
+  if (in_place == (in.bytes() < out.bytes() ? in.data : out.data)) return;
   const Strided::Extent a = in.extent(), b = out.extent();
   if (a.low < b.high && b.low < a.high)
     throw BadArgument("out overlaps x: pass the very same memory or memory apart");
 }
 
-// Runs `call` on packed images of `in` and `out` (which may be one array).
-void run(Communicator& comm, Call call, const Array& in, const Array& out) {
-  Scratch packed_in, packed_out;
-  nb::gil_scoped_release released;
-  const bool out_packed = out.view.is_contiguous();
-  if (out_packed) {
-    call.out = static_cast<char*>(out.view.data);
-  } else {
-    packed_out = scratch(out.view.bytes());
-    call.out = packed_out.get();
+// The arrays of one call, and packed images of those that are not contiguous.
+class Operands {
+ public:
+  std::optional<Array> in;
+  std::optional<Array> out;  // none: the call works in place, or writes nothing
+
+  // Points `call` at packed memory. Of the argument checks this is the last: it may run out of memory.
+  void stage(Call& call, bool writes = true) {
+    nb::gil_scoped_release released;
+    const Strided& result = (out ? *out : *in).view;
+    if (writes) call.out = static_cast<char*>(packed(result, packed_out_));
+    if (!out && writes) {
+      call.in = call.out;
+    } else {
+      call.in = static_cast<const char*>(packed(in->view, packed_in_));
+    }
+    if (call.in != in->view.data) pack(const_cast<char*>(call.in), in->view);
   }
-  if (in.view.is_contiguous()) {
-    call.in = static_cast<const char*>(in.view.data);
-  } else if (&in == &out) {
-    pack(call.out, in.view);
-    call.in = call.out;
-  } else {
-    packed_in = scratch(in.view.bytes());
-    pack(packed_in.get(), in.view);
-    call.in = packed_in.get();
+
+  void run(Communicator& comm, const Call& call) {
+    nb::gil_scoped_release released;
+    comm.run(call);
+    if (packed_out_) unpack((out ? *out : *in).view, packed_out_.get());
   }
-  comm.run(call);
-  if (!out_packed) unpack(out.view, call.out);
-}
+
+ private:
+  static void* packed(const Strided& view, Scratch& image) {
+    if (view.is_contiguous()) return view.data;
+    image = scratch(view.bytes());
+    return image.get();
+  }
+
+  Scratch packed_in_;
+  Scratch packed_out_;
+};
 
 // An array of `shape` beside `x`: of its dtype, made by its own library.
 nb::object empty_beside(nb::handle x, int64_t first, const Strided& like) {
@@ -115,10 +157,7 @@ auto prepared(Communicator& comm, Collective collective, Prepare prepare) {
   } catch (const std::invalid_argument& bad) {
     refuse(bad.what());
     throw;
-  } catch (const std::bad_alloc&) {
-    refuse("out of memory");
-    throw;
-  } catch (nb::python_error& error) {
+  } catch (...) {
     refuse("an exception in its arguments");
     throw;
   }
@@ -129,111 +168,95 @@ auto prepared(Communicator& comm, Collective collective, Prepare prepare) {
 nb::object all_reduce(Communicator& comm, nb::handle x, nb::handle out, nb::handle op, nb::handle algorithm) {
   const bool in_place = out.is_none() || out.is(x);
   Call call;
-  std::optional<Array> in, result;
+  Operands operands;
   prepared(comm, Collective::all_reduce, [&] {
     call.descriptor.collective = Collective::all_reduce;
     call.descriptor.op = parse_op(op);
     call.descriptor.algorithm = parse_algorithm(algorithm);
-    in.emplace(x, "x");
-    call.descriptor.dtype = in->dtype;
-    call.descriptor.count = in->view.count();
-    if (in_place) return in->check_writable();
-    result.emplace(out, "out");
-    result->check_writable();
-    if (result->dtype != in->dtype)
-      throw BadArgument(std::string("out is ") + name(result->dtype) + ", but x is " + name(in->dtype));
-    if (!same_shape(in->view, result->view))
-      throw BadArgument("out is " + shape_of(result->view) + ", x " + shape_of(in->view));
-    check_overlap(in->view, result->view, in->view.data == result->view.data ? in->view.data : nullptr);
+    const Array& in = operands.in.emplace(x, "x");
+    call.descriptor.dtype = in.dtype;
+    call.descriptor.count = in.view.count();
+    if (in_place) {
+      in.check_writable();
+    } else {
+      const Array& result = operands.out.emplace(out, "out");
+      check_output(in, result);
+      if (!same_shape(in.view, result.view))
+        throw BadArgument("out is " + shape_of(result.view) + ", x " + shape_of(in.view));
+      check_overlap(in.view, result.view, in.view.data == result.view.data ? in.view.data : nullptr);
+    }
+    operands.stage(call);
   });
-  run(comm, call, *in, in_place ? *in : *result);
+  operands.run(comm, call);
   return nb::borrow(in_place ? x : out);
 }
 
 nb::object all_gather(Communicator& comm, nb::handle x, nb::handle out, nb::handle algorithm) {
-  const int64_t world = comm.world();
+  const auto world = static_cast<size_t>(comm.world());
   Call call;
-  std::optional<Array> in, result;
+  Operands operands;
   nb::object output;
   prepared(comm, Collective::all_gather, [&] {
     call.descriptor.collective = Collective::all_gather;
     call.descriptor.algorithm = parse_algorithm(algorithm);
-    in.emplace(x, "x");
-    call.descriptor.dtype = in->dtype;
-    call.descriptor.count = in->view.count();
-    output = out.is_none() ? empty_beside(x, (in->view.dims == 0 ? 1 : in->view.shape[0]) * world, in->view) : nb::borrow(out);
-    result.emplace(output, "out");
-    result->check_writable();
-    if (result->dtype != in->dtype)
-      throw BadArgument(std::string("out is ") + name(result->dtype) + ", but x is " + name(in->dtype));
-    if (result->view.count() != in->view.count() * static_cast<size_t>(world))
-      throw BadArgument("out has " + std::to_string(result->view.count()) + " elements, not " + std::to_string(world) + " * " + std::to_string(in->view.count()));
-    check_overlap(in->view, result->view, static_cast<char*>(result->view.data) + static_cast<size_t>(comm.rank()) * in->view.bytes());
+    const Array& in = operands.in.emplace(x, "x");
+    call.descriptor.dtype = in.dtype;
+    call.descriptor.count = in.view.count();
+    output = out.is_none()
+                 ? empty_beside(x, (in.view.dims == 0 ? 1 : in.view.shape[0]) * comm.world(), in.view)
+                 : nb::borrow(out);
+    const Array& result = operands.out.emplace(output, "out");
+    check_output(in, result);
+    check_parts(result.view.count(), "out", in.view.count(), world);
+    check_overlap(in.view, result.view, part_of(result, in.view, comm.rank()));
+    operands.stage(call);
   });
-  run(comm, call, *in, *result);
+  operands.run(comm, call);
   return output;
 }
 
-nb::object reduce_scatter(Communicator& comm, nb::handle x, nb::handle out, nb::handle op, nb::handle algorithm) {
-  const int64_t world = comm.world();
+nb::object reduce_scatter(Communicator& comm, nb::handle x, nb::handle out, nb::handle op,
+                          nb::handle algorithm) {
+  const auto world = static_cast<size_t>(comm.world());
   Call call;
-  std::optional<Array> in, result;
+  Operands operands;
   nb::object output;
   prepared(comm, Collective::reduce_scatter, [&] {
     call.descriptor.collective = Collective::reduce_scatter;
     call.descriptor.op = parse_op(op);
     call.descriptor.algorithm = parse_algorithm(algorithm);
-    in.emplace(x, "x");
-    if (out.is_none() && (in->view.dims == 0 || in->view.shape[0] % world != 0))
-      throw BadArgument("x is " + shape_of(in->view) + ": dim 0 must divide by " + std::to_string(world));
-    output = out.is_none() ? empty_beside(x, in->view.shape[0] / world, in->view) : nb::borrow(out);
-    result.emplace(output, "out");
-    result->check_writable();
-    call.descriptor.dtype = in->dtype;
-    call.descriptor.count = result->view.count();
-    if (result->dtype != in->dtype)
-      throw BadArgument(std::string("out is ") + name(result->dtype) + ", but x is " + name(in->dtype));
-    if (in->view.count() != result->view.count() * static_cast<size_t>(world))
-      throw BadArgument("x has " + std::to_string(in->view.count()) + " elements, not " + std::to_string(world) + " * " + std::to_string(result->view.count()));
-    check_overlap(in->view, result->view, static_cast<char*>(in->view.data) + static_cast<size_t>(comm.rank()) * result->view.bytes());
+    const Array& in = operands.in.emplace(x, "x");
+    if (out.is_none() && (in.view.dims == 0 || in.view.shape[0] % comm.world() != 0))
+      throw BadArgument("x is " + shape_of(in.view) + ": dim 0 must divide by " + std::to_string(world));
+    output = out.is_none() ? empty_beside(x, in.view.shape[0] / comm.world(), in.view) : nb::borrow(out);
+    const Array& result = operands.out.emplace(output, "out");
+    call.descriptor.dtype = in.dtype;
+    call.descriptor.count = result.view.count();
+    check_output(in, result);
+    check_parts(in.view.count(), "x", result.view.count(), world);
+    check_overlap(in.view, result.view, part_of(in, result.view, comm.rank()));
+    operands.stage(call);
   });
-  run(comm, call, *in, *result);
+  operands.run(comm, call);
   return output;
 }
 
 nb::object broadcast(Communicator& comm, nb::handle x, nb::handle root, nb::handle algorithm) {
   Call call;
-  std::optional<Array> in;
+  Operands operands;
   prepared(comm, Collective::broadcast, [&] {
     call.descriptor.collective = Collective::broadcast;
     call.descriptor.algorithm = parse_algorithm(algorithm);
-    in.emplace(x, "x");
-    call.descriptor.dtype = in->dtype;
-    call.descriptor.count = in->view.count();
-    const long long rank = PyLong_Check(root.ptr()) ? PyLong_AsLongLong(root.ptr()) : -1;
-    PyErr_Clear();
-    if (rank < 0 || rank >= comm.world()) {
-      const std::string given = nb::cast<std::string>(nb::repr(root));
-      throw BadArgument("root " + given + " is no rank: ranks are 0 to " + std::to_string(comm.world() - 1));
-    }
-    call.descriptor.root = static_cast<uint32_t>(rank);
-    if (rank != comm.rank()) in->check_writable();
-  });
-  if (static_cast<int>(call.descriptor.root) == comm.rank()) {
+    const Array& in = operands.in.emplace(x, "x");
+    call.descriptor.dtype = in.dtype;
+    call.descriptor.count = in.view.count();
+    call.descriptor.root = parse_root(root, comm.world());
     // The root's array is only read, and may be read-only.
-    Array source(x, "x");
-    Scratch packed;
-    nb::gil_scoped_release released;
-    call.in = static_cast<const char*>(source.view.data);
-    if (!source.view.is_contiguous()) {
-      packed = scratch(source.view.bytes());
-      pack(packed.get(), source.view);
-      call.in = packed.get();
-    }
-    comm.run(call);
-  } else {
-    run(comm, call, *in, *in);
-  }
+    const bool writes = call.descriptor.root != static_cast<uint32_t>(comm.rank());
+    if (writes) in.check_writable();
+    operands.stage(call, writes);
+  });
+  operands.run(comm, call);
   return nb::borrow(x);
 }
 

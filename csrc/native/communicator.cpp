@@ -20,10 +20,12 @@ bool signal_handler_raised() {
   return PyErr_CheckSignals() != 0;
 }
 
-Descriptor describe_bytes(const Communicator& comm, const std::string& collective, uint64_t nbytes, const std::string& dtype) {
+Descriptor describe_bytes(const Communicator& comm, const std::string& collective, uint64_t nbytes,
+                          const std::string& dtype) {
   Descriptor d;
   if (!parse(collective, d.collective))
-    throw BadArgument("unknown collective '" + collective + "': all_reduce, all_gather, reduce_scatter, broadcast or barrier");
+    throw BadArgument("unknown collective '" + collective +
+                      "': all_reduce, all_gather, reduce_scatter, broadcast or barrier");
   if (!parse(dtype, d.dtype)) throw BadArgument("unknown dtype '" + dtype + "'");
   // The bytes of a call are those of its larger side.
   const bool sharded = d.collective == Collective::all_gather || d.collective == Collective::reduce_scatter;
@@ -31,7 +33,8 @@ Descriptor describe_bytes(const Communicator& comm, const std::string& collectiv
   return d;
 }
 
-nb::dict explain(const Communicator& comm, const std::string& collective, uint64_t nbytes, const std::string& dtype) {
+nb::dict explain(const Communicator& comm, const std::string& collective, uint64_t nbytes,
+                 const std::string& dtype) {
   const Descriptor d = describe_bytes(comm, collective, nbytes, dtype);
   const Plan plan = comm.plan(d);
   nb::dict result;
@@ -57,7 +60,8 @@ nb::object receipt(const Communicator& comm) {
   result["epoch"] = last->epoch;
   result["algorithm"] = name(d.algorithm);
   result["op"] = reduces ? nb::object(nb::str(name(d.op))) : nb::object(nb::none());
-  result["dtype"] = d.collective == Collective::barrier ? nb::object(nb::none()) : nb::object(nb::str(name(d.dtype)));
+  result["dtype"] =
+      d.collective == Collective::barrier ? nb::object(nb::none()) : nb::object(nb::str(name(d.dtype)));
   result["count"] = d.count;
   result["nbytes"] = d.bytes() * (sharded ? static_cast<size_t>(comm.world()) : 1);
   result["chunks"] = last->chunks;
@@ -65,12 +69,15 @@ nb::object receipt(const Communicator& comm) {
   return result;
 }
 
-nb::bytes announcement(const Communicator& comm) { return nb::bytes(&comm.announcement(), sizeof(Announcement)); }
+nb::bytes announcement(const Communicator& comm) {
+  return nb::bytes(&comm.announcement(), sizeof(Announcement));
+}
 
 void connect(Communicator& comm, const std::vector<nb::bytes>& blobs) {
   std::vector<Announcement> all;
   for (const nb::bytes& blob : blobs) {
-    if (blob.size() != sizeof(Announcement)) throw BadArgument("a rank announced itself in another version's words");
+    if (blob.size() != sizeof(Announcement))
+      throw BadArgument("a rank announced itself in another version's words");
     std::memcpy(&all.emplace_back(), blob.data(), sizeof(Announcement));
   }
   nb::gil_scoped_release released;
@@ -82,31 +89,43 @@ void connect(Communicator& comm, const std::vector<nb::bytes>& blobs) {
 void bind_communicator(nb::module_& m) {
   using namespace nb::literals;
   nb::class_<Communicator>(m, "Communicator", "See collectives.Communicator.")
-      .def("__init__", [](Communicator* at, int rank, int world, double timeout) { new (at) Communicator(rank, world, timeout, signal_handler_raised); },
-           "rank"_a, "world_size"_a, "timeout"_a)
+      .def(
+          "__init__",
+          [](Communicator* at, int rank, int world, double timeout) {
+            new (at) Communicator(rank, world, timeout, signal_handler_raised);
+          },
+          "rank"_a, "world_size"_a, "timeout"_a)
       .def_prop_ro("announcement", &announcement, "What the other ranks must know to connect; see connect().")
-      .def("connect", &connect, "announcements"_a, "Connects with the ranks that announced themselves, in rank order.")
+      .def("connect", &connect, "announcements"_a,
+           "Connects with the ranks that announced themselves, in rank order.")
       .def_prop_ro("rank", &Communicator::rank, "This process's rank, 0 to world_size - 1.")
       .def_prop_ro("world_size", &Communicator::world, "The number of ranks.")
       .def_prop_ro("timeout", &Communicator::timeout, "Seconds that a call waits for a late rank.")
-      .def_prop_ro("healthy", &Communicator::healthy, "False after a failure that the communicator does not survive, and once closed.")
+      .def_prop_ro("healthy", &Communicator::healthy,
+                   "False after a failure that the communicator does not survive, and once closed.")
       .def_prop_ro("closed", &Communicator::closed, "True once close() was called.")
-      .def("all_reduce", &all_reduce, "x"_a, "out"_a = nb::none(), "op"_a = "sum", nb::kw_only(), "algorithm"_a = nb::none(),
+      .def("all_reduce", &all_reduce, "x"_a, "out"_a = nb::none(), "op"_a = "sum", nb::kw_only(),
+           "algorithm"_a = nb::none(),
            "Reduces x over all ranks, element by element; every rank gets the result.\n\n"
            "x: array of any shape. out: array of the same shape and dtype, or None to reduce x in place.\n"
-           "op: sum, avg, min, max, product; band, bor, bxor on integers and bool. The result is that of adding in rank\n"
+           "op: sum, avg, min, max, product; band, bor, bxor on integers and bool. The result is that of "
+           "adding in rank\n"
            "order with one rounding at the end, whatever the size, the algorithm and the world.\n"
            "algorithm: None, or inline, one_shot, two_shot to force one.\n"
            "Returns out, or x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("all_gather", &all_gather, "x"_a, "out"_a = nb::none(), nb::kw_only(), "algorithm"_a = nb::none(),
            "Concatenates every rank's x along dimension 0; every rank gets the result.\n\n"
-           "x: array of shape (n, ...), equal on all ranks. out: array of world_size times as many elements, filled in\n"
-           "row-major order, or None for a new one of shape (world_size * n, ...). In place where x is this rank's part\n"
+           "x: array of shape (n, ...), equal on all ranks. out: array of world_size times as many elements, "
+           "filled in\n"
+           "row-major order, or None for a new one of shape (world_size * n, ...). In place where x is this "
+           "rank's part\n"
            "of out. algorithm: None, inline or one_shot.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
-      .def("reduce_scatter", &reduce_scatter, "x"_a, "out"_a = nb::none(), "op"_a = "sum", nb::kw_only(), "algorithm"_a = nb::none(),
+      .def("reduce_scatter", &reduce_scatter, "x"_a, "out"_a = nb::none(), "op"_a = "sum", nb::kw_only(),
+           "algorithm"_a = nb::none(),
            "Reduces x over all ranks; rank r gets the r-th of world_size equal parts of the result.\n\n"
-           "x: array of shape (world_size * n, ...). out: array of an equal part of the elements, or None for a new one of\n"
+           "x: array of shape (world_size * n, ...). out: array of an equal part of the elements, or None "
+           "for a new one of\n"
            "shape (n, ...). In place where out is this rank's part of x. op as in all_reduce.\n"
            "algorithm: None, inline or two_shot.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
@@ -115,13 +134,17 @@ void bind_communicator(nb::module_& m) {
            "algorithm: None, inline or one_shot.\n"
            "Returns x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("barrier", &barrier, "Returns once every rank has called it. Raises CollectiveError.")
-      .def("abort", &Communicator::abort, "Breaks the communicator: every waiting or later call on any rank raises AbortedError. From any thread.")
+      .def("abort", &Communicator::abort,
+           "Breaks the communicator: every waiting or later call on any rank raises AbortedError. From any "
+           "thread.")
       .def("close", &Communicator::close, nb::call_guard<nb::gil_scoped_release>(),
-           "Leaves. Does not wait for the peers; one that still waits for this rank gets ClosedError. Idempotent.")
+           "Leaves. Does not wait for the peers; one that still waits for this rank gets ClosedError. "
+           "Idempotent.")
       .def("_explain", &explain, "collective"_a, "nbytes"_a, "dtype"_a)
       .def("_last_receipt", &receipt);
-  m.def("handle", [](Communicator& comm) { return reinterpret_cast<uintptr_t>(&comm); }, "communicator"_a,
-        "The communicator as the C table knows it: an address, valid while the object lives.");
+  m.def(
+      "handle", [](Communicator& comm) { return reinterpret_cast<uintptr_t>(&comm); }, "communicator"_a,
+      "The communicator as the C table knows it: an address, valid while the object lives.");
 }
 
 }  // namespace collectives

@@ -1,8 +1,8 @@
 // From C++ exceptions to the classes of collectives/errors.py.
 #include <exception>
 
-#include <nanobind/stl/vector.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include "core/failure.h"
 #include "native/array.h"

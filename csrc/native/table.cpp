@@ -19,7 +19,9 @@ struct LastError {
 thread_local LastError last_error;
 
 Communicator* unwrap(collectives_communicator* handle) { return reinterpret_cast<Communicator*>(handle); }
-const Communicator* unwrap(const collectives_communicator* handle) { return reinterpret_cast<const Communicator*>(handle); }
+const Communicator* unwrap(const collectives_communicator* handle) {
+  return reinterpret_cast<const Communicator*>(handle);
+}
 
 int status(Cause cause) {
   switch (cause) {
@@ -70,53 +72,61 @@ Enum in_range(uint8_t value, int count, const char* what) {
 const collectives_table table = {
     .version = COLLECTIVES_TABLE_VERSION,
     .size = sizeof(collectives_table),
-    .create = [](int rank, int world, double timeout, int (*interrupted)(void*), void* context) {
-      collectives_communicator* made = nullptr;
-      guarded([&] {
-        auto ask = [=] { return interrupted != nullptr && interrupted(context) != 0; };
-        made = reinterpret_cast<collectives_communicator*>(new Communicator(rank, world, timeout, ask));
-      });
-      return made;
-    },
-    .announcement = [](collectives_communicator* handle, void* buffer, size_t room) {
-      if (room >= sizeof(Announcement)) std::memcpy(buffer, &unwrap(handle)->announcement(), sizeof(Announcement));
-      return sizeof(Announcement);
-    },
-    .connect = [](collectives_communicator* handle, const void* announcements, size_t bytes) {
-      return guarded([&] {
-        if (bytes % sizeof(Announcement) != 0) throw BadArgument("the announcements are cut off");
-        std::vector<Announcement> all(bytes / sizeof(Announcement));
-        std::memcpy(all.data(), announcements, bytes);
-        unwrap(handle)->connect(all);
-      });
-    },
-    .run = [](collectives_communicator* handle, const collectives_call* c) {
-      return guarded([&] {
-        Call call;
-        call.descriptor.count = c->count;
-        call.descriptor.root = c->root;
-        call.descriptor.collective = in_range<Collective>(c->collective, 5, "collective");
-        call.descriptor.op = in_range<Op>(c->op, kOpCount, "op");
-        call.descriptor.dtype = in_range<DType>(c->dtype, kDTypeCount, "dtype");
-        call.descriptor.algorithm = in_range<Algorithm>(c->algorithm, 4, "algorithm");
-        call.in = static_cast<const char*>(c->in);
-        call.out = static_cast<char*>(c->out);
-        unwrap(handle)->run(call);
-      });
-    },
-    .refuse = [](collectives_communicator* handle, uint8_t collective, const char* reason) {
-      return guarded([&] { unwrap(handle)->refuse(in_range<Collective>(collective, 5, "collective"), reason); });
-    },
+    .create =
+        [](int rank, int world, double timeout, int (*interrupted)(void*), void* context) {
+          collectives_communicator* made = nullptr;
+          guarded([&] {
+            auto ask = [=] { return interrupted != nullptr && interrupted(context) != 0; };
+            made = reinterpret_cast<collectives_communicator*>(new Communicator(rank, world, timeout, ask));
+          });
+          return made;
+        },
+    .announcement =
+        [](collectives_communicator* handle, void* buffer, size_t room) {
+          if (room >= sizeof(Announcement))
+            std::memcpy(buffer, &unwrap(handle)->announcement(), sizeof(Announcement));
+          return sizeof(Announcement);
+        },
+    .connect =
+        [](collectives_communicator* handle, const void* announcements, size_t bytes) {
+          return guarded([&] {
+            if (bytes % sizeof(Announcement) != 0) throw BadArgument("the announcements are cut off");
+            std::vector<Announcement> all(bytes / sizeof(Announcement));
+            std::memcpy(all.data(), announcements, bytes);
+            unwrap(handle)->connect(all);
+          });
+        },
+    .run =
+        [](collectives_communicator* handle, const collectives_call* c) {
+          return guarded([&] {
+            Call call;
+            call.descriptor.count = c->count;
+            call.descriptor.root = c->root;
+            call.descriptor.collective = in_range<Collective>(c->collective, 5, "collective");
+            call.descriptor.op = in_range<Op>(c->op, kOpCount, "op");
+            call.descriptor.dtype = in_range<DType>(c->dtype, kDTypeCount, "dtype");
+            call.descriptor.algorithm = in_range<Algorithm>(c->algorithm, 4, "algorithm");
+            call.in = static_cast<const char*>(c->in);
+            call.out = static_cast<char*>(c->out);
+            unwrap(handle)->run(call);
+          });
+        },
+    .refuse =
+        [](collectives_communicator* handle, uint8_t collective, const char* reason) {
+          return guarded(
+              [&] { unwrap(handle)->refuse(in_range<Collective>(collective, 5, "collective"), reason); });
+        },
     .abort = [](collectives_communicator* handle) { unwrap(handle)->abort(); },
     .close = [](collectives_communicator* handle) { unwrap(handle)->close(); },
     .destroy = [](collectives_communicator* handle) { delete unwrap(handle); },
     .healthy = [](const collectives_communicator* handle) { return unwrap(handle)->healthy() ? 1 : 0; },
-    .last_error = [](const char** message, uint64_t* epoch, int* ranks, size_t room) {
-      *message = last_error.message.c_str();
-      *epoch = last_error.epoch;
-      std::copy_n(last_error.ranks.begin(), std::min(room, last_error.ranks.size()), ranks);
-      return last_error.ranks.size();
-    },
+    .last_error =
+        [](const char** message, uint64_t* epoch, int* ranks, size_t room) {
+          *message = last_error.message.c_str();
+          *epoch = last_error.epoch;
+          std::copy_n(last_error.ranks.begin(), std::min(room, last_error.ranks.size()), ranks);
+          return last_error.ranks.size();
+        },
 };
 
 }  // namespace
@@ -124,7 +134,8 @@ const collectives_table table = {
 void bind_table(nb::module_& m) {
   m.def(
       "table", [] { return nb::capsule(&table, COLLECTIVES_TABLE_NAME); },
-      "The PyCapsule through which other extension modules of this package reach the core (csrc/native/table.h).");
+      "The PyCapsule through which other extension modules of this package reach the core "
+      "(csrc/native/table.h).");
 }
 
 }  // namespace collectives

@@ -1,7 +1,7 @@
-// What `collectives._native` offers to other extension modules of this package, such as the torch adapter: a table of C
-// functions, found through the PyCapsule that `collectives._native.table()` returns. The core and its registries exist
-// once in a process; nobody links them a second time. Plain C types only: the two modules may be built by different
-// compilers. Append to the table and raise the version; never reorder.
+// What `collectives._native` offers to other extension modules of this package, such as the torch adapter: a
+// table of C functions, found through the PyCapsule that `collectives._native.table()` returns. The core and
+// its registries exist once in a process; nobody links them a second time. Plain C types only: the two
+// modules may be built by different compilers. Append to the table and raise the version; never reorder.
 #pragma once
 
 #include <stddef.h>
@@ -30,8 +30,8 @@ enum {
   COLLECTIVES_ERROR = 9
 };
 
-// The enumerators of core/descriptor.h, core/op.h and core/dtype.h as numbers; count as in core/descriptor.h. The
-// arrays are packed: see cpu/call.h for what `in` and `out` hold.
+// The enumerators of core/descriptor.h, core/op.h and core/dtype.h as numbers; count as in core/descriptor.h.
+// The arrays are packed: see cpu/call.h for what `in` and `out` hold.
 typedef struct {
   const void* in;
   void* out;
@@ -48,16 +48,20 @@ typedef struct {
   uint32_t size;     // of this struct
 
   // NULL on failure. `interrupted` (may be NULL) is asked while waiting; non-zero ends the call.
-  collectives_communicator* (*create)(int rank, int world, double timeout_seconds, int (*interrupted)(void*), void* context);
-  size_t (*announcement)(collectives_communicator*, void* buffer, size_t room);  // bytes needed; written if they fit
-  int (*connect)(collectives_communicator*, const void* announcements, size_t bytes);  // of all ranks, in rank order
+  collectives_communicator* (*create)(int rank, int world, double timeout_seconds, int (*interrupted)(void*),
+                                      void* context);
+  size_t (*announcement)(collectives_communicator*, void* buffer,
+                         size_t room);  // bytes needed; written if they fit
+  int (*connect)(collectives_communicator*, const void* announcements,
+                 size_t bytes);                                    // of all ranks, in rank order
   int (*run)(collectives_communicator*, const collectives_call*);  // blocks; needs no GIL
   int (*refuse)(collectives_communicator*, uint8_t collective, const char* reason);
   void (*abort)(collectives_communicator*);
   void (*close)(collectives_communicator*);
   void (*destroy)(collectives_communicator*);  // of create()'s result alone
   int (*healthy)(const collectives_communicator*);
-  // Of this thread's last call that failed: message, call number, and up to `room` culprits; returns how many there are.
+  // Of this thread's last call that failed: message, call number, and up to `room` culprits; returns how many
+  // there are.
   size_t (*last_error)(const char** message, uint64_t* epoch, int* ranks, size_t room);
 } collectives_table;
 

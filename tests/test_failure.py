@@ -1,0 +1,449 @@
+"""Death, lateness, abort, close and interruption of ranks: every call ends, in time, and names the right rank."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from ranks import Outcome, Pool, attempt, new_key
+
+NOTICED = 1.0  # seconds from a rank's end to the error on every survivor
+
+
+def calls(comm: Any, collective: str, count: int) -> None:
+    """One call of a collective."""
+    x = np.ones(count, np.float32)
+    if collective == "barrier":
+        comm.barrier()
+    elif collective == "broadcast":
+        comm.broadcast(x, 0)
+    elif collective == "reduce_scatter":
+        comm.reduce_scatter(np.ones((comm.world_size, count), np.float32))
+    else:
+        getattr(comm, collective)(x)
+
+
+def wait_for(comm: Any, absent: int, collective: str, count: int) -> None:
+    """Call until it raises; the absent rank sleeps instead."""
+    if comm.rank == absent:
+        time.sleep(60)
+    while True:
+        calls(comm, collective, count)
+
+
+def loop(comm: Any, count: int, algorithm: str | None) -> None:
+    x = np.ones(count, np.float32)
+    while True:
+        comm.all_reduce(x, algorithm=algorithm, op="max")
+
+
+def again(comm: Any) -> tuple[bool, list[Outcome]]:
+    """What a broken communicator says to later calls."""
+    return comm.healthy, [attempt(comm.rank, calls, comm, name, 4) for name in ("all_reduce", "barrier", "broadcast")]
+
+
+def survivors_of(pool: Pool, dead: int) -> list[int]:
+    return [rank for rank in range(pool.world) if rank != dead]
+
+
+def assert_noticed(outcomes: list[Outcome], error: str, culprit: int, since: float, within: float = NOTICED) -> None:
+    for outcome in outcomes:
+        assert outcome.error == error, outcome
+        assert outcome.ranks == (culprit,), outcome
+        assert f"rank {culprit}" in outcome.text, outcome
+        assert outcome.finished - since < within, f"{outcome.finished - since:.2f} s: {outcome}"
+
+
+def assert_stays_broken(pool: Pool, ranks: list[int], error: str, culprit: int) -> None:
+    for outcome in pool.outcomes(again, ranks=ranks, limit=20):
+        assert outcome.ok, outcome
+        healthy, later = outcome.value
+        assert not healthy
+        for call in later:
+            assert call.error == error and call.ranks == (culprit,) and call.elapsed < 0.2, call
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier"])
+@pytest.mark.parametrize(("world", "victim"), [(2, 0), (3, 2), (4, 1)])
+def test_killed_before_its_call(world: int, victim: int, collective: str) -> None:
+    for count in (4, 100_000) if collective == "all_reduce" else (1000,):
+        with Pool(world) as pool:
+            pool.start(wait_for, victim, collective, count)
+            time.sleep(0.2)
+            since = pool.signal(victim, signal.SIGKILL)
+            survivors = survivors_of(pool, victim)
+            assert_noticed(pool.collect(20, survivors), "PeerDiedError", victim, since)
+            assert_stays_broken(pool, survivors, "PeerDiedError", victim)
+
+
+@pytest.mark.parametrize("algorithm", ["one_shot", "two_shot"])
+@pytest.mark.parametrize(("world", "victim"), [(2, 1), (4, 0), (8, 5)])
+def test_killed_in_the_middle_of_a_call(world: int, victim: int, algorithm: str) -> None:
+    with Pool(world) as pool:
+        pool.start(loop, 1_000_000, algorithm)
+        time.sleep(0.3)
+        since = pool.signal(victim, signal.SIGKILL)
+        assert_noticed(pool.collect(20, survivors_of(pool, victim)), "PeerDiedError", victim, since)
+        assert_stays_broken(pool, survivors_of(pool, victim), "PeerDiedError", victim)
+
+
+def loop_with_child(comm: Any, parent: int, path: str) -> None:
+    if comm.rank == parent:
+        child = os.fork()
+        if child == 0:
+            time.sleep(30)  # holds whatever descriptors and mappings it inherited
+            os._exit(0)
+        with open(path, "w") as file:
+            file.write(str(child))
+    loop(comm, 1000, None)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_killed_with_a_forked_child_alive(world: int, tmp_path: Any) -> None:
+    path = tmp_path / "child"
+    with Pool(world) as pool:
+        pool.start(loop_with_child, 1, str(path))
+        wait_until(lambda: path.exists() and path.read_text() != "")
+        time.sleep(0.2)
+        since = pool.signal(1, signal.SIGKILL)
+        try:
+            assert_noticed(pool.collect(20, survivors_of(pool, 1)), "PeerDiedError", 1, since)
+        finally:
+            os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def wait_until(condition: Any, limit: float = 10.0) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def exit_between_calls(comm: Any, leaver: int, how: str) -> None:
+    comm.barrier()
+    if comm.rank == leaver:
+        if how == "exception":
+            sys.stderr = open(os.devnull, "w")
+            os._exit(3)
+        os.abort() if how == "abort" else os._exit(0)
+    while True:
+        comm.all_reduce(np.ones(10, np.float32))
+
+
+@pytest.mark.parametrize("how", ["exit", "abort", "exception"])
+def test_leaving_without_close(how: str) -> None:
+    with Pool(3) as pool:
+        pool.start(exit_between_calls, 1, how)
+        since = time.monotonic()
+        assert_noticed(pool.collect(20, [0, 2]), "PeerDiedError", 1, since, within=2.0)
+
+
+def test_the_first_culprit_is_blamed() -> None:
+    """Ranks that end because of another's death are not blamed by those who notice later."""
+    with Pool(5) as pool:
+        pool.start(end_when_broken, 2)
+        time.sleep(0.3)
+        pool.signal(2, signal.SIGKILL)
+        outcomes = pool.collect(20, [0, 1, 3, 4])
+        assert [outcome.died for outcome in outcomes[:2]] == [0, 0]
+        for outcome in outcomes[2:]:
+            assert outcome.error == "PeerDiedError" and outcome.ranks == (2,), outcome
+
+
+def end_when_broken(comm: Any, victim: int) -> None:
+    if comm.rank == victim:
+        time.sleep(60)
+    if comm.rank > 2:
+        time.sleep(1.5)  # arrives when 2 is long dead and 0 and 1 have ended too
+    try:
+        comm.all_reduce(np.ones(1000, np.float32))
+    except RuntimeError:
+        if comm.rank < 2:
+            os._exit(0)
+        raise
+
+
+@pytest.mark.parametrize("count", [4, 300_000])
+@pytest.mark.parametrize(("world", "victim"), [(2, 0), (3, 1)])
+def test_stopped_rank_is_reported_at_the_timeout(world: int, victim: int, count: int) -> None:
+    with Pool(world, timeout=1.5) as pool:
+        pool.start(loop, count, None)
+        time.sleep(0.3)
+        since = pool.signal(victim, signal.SIGSTOP)
+        outcomes = pool.collect(20, survivors_of(pool, victim))
+        assert_noticed(outcomes, "CollectiveTimeoutError", victim, since, within=3.5)
+        for outcome in outcomes:
+            assert outcome.finished - since > 1.3
+            assert "TimeoutError" in outcome.bases and outcome.collective == "all_reduce", outcome
+            assert "all_reduce" in outcome.text and str(outcome.epoch) in outcome.text and outcome.epoch > 1, outcome
+        assert_stays_broken(pool, survivors_of(pool, victim), "CollectiveTimeoutError", victim)
+        pool.signal(victim, signal.SIGCONT)
+        late = pool.collect(10, [victim])[0]
+        assert "CollectiveError" in late.bases, late
+
+
+def late(comm: Any, sleeper: int, seconds: float) -> Outcome:
+    for _ in range(5):
+        comm.barrier()
+    if comm.rank == sleeper:
+        time.sleep(seconds)
+    cpu = time.process_time()
+    outcome = attempt(comm.rank, calls, comm, "all_gather", 100)
+    outcome.value = time.process_time() - cpu
+    return outcome
+
+
+def test_late_rank_is_reported_at_the_timeout() -> None:
+    with Pool(3, timeout=2.0) as pool:
+        outcomes = pool.run(late, 1, 3.0)
+        for rank in (0, 2):
+            outcome = outcomes[rank]
+            assert outcome.error == "CollectiveTimeoutError" and outcome.ranks == (1,), outcome
+            assert 1.8 < outcome.elapsed < 4.0, outcome
+            assert outcome.collective == "all_gather" and outcome.epoch == 6, outcome
+            assert "all_gather" in outcome.text and "6" in outcome.text and "rank 1" in outcome.text, outcome
+            assert outcome.value < 0.5, f"waiting two seconds took {outcome.value:.2f} s of CPU"
+        assert "CollectiveError" in outcomes[1].bases and outcomes[1].elapsed < 1.0, outcomes[1]
+        # After it, the ranks can make a new communicator and work on.
+        assert pool.run(fresh, new_key()) == [3.0] * 3
+
+
+def fresh(comm: Any, key: str) -> float:
+    import collectives
+
+    if comm is not None:
+        comm.close()
+    os.environ["TORCHELASTIC_RUN_ID"] = key
+    with collectives.Communicator(timeout=20) as new:
+        return float(new.all_reduce(np.ones(1, np.float32))[0])
+
+
+def test_a_rank_that_is_late_but_in_time() -> None:
+    with Pool(3, timeout=10.0) as pool:
+        for outcome in pool.run(late, 2, 2.0):
+            assert outcome.ok, outcome
+            assert outcome.value < 0.5, f"waiting two seconds took {outcome.value:.2f} s of CPU"
+
+
+def construct(comm: Any, absent: int, timeout: float) -> Any:
+    import collectives
+
+    if int(os.environ["RANK"]) == absent:
+        return None
+    return collectives.Communicator(timeout=timeout)
+
+
+@pytest.mark.parametrize(("world", "absent"), [(2, 0), (2, 1), (3, 1), (4, 0)])
+def test_rank_that_never_comes(world: int, absent: int) -> None:
+    with Pool(world, timeout=None) as pool:
+        for outcome in pool.outcomes(construct, absent, 1.5, limit=20):
+            if outcome.rank == absent:
+                continue
+            assert outcome.error == "CollectiveTimeoutError" and outcome.ranks == (absent,), outcome
+            assert f"{absent}" in outcome.text and 1.3 < outcome.elapsed < 3.5, outcome
+        assert pool.run(fresh, new_key()) == [float(world)] * world
+
+
+def abort_from_thread(comm: Any, aborter: int, absent: int) -> Outcome:
+    if comm.rank == absent:
+        time.sleep(1.0)
+    if comm.rank == aborter:
+        threading.Timer(0.3, comm.abort).start()
+    return attempt(comm.rank, comm.all_reduce, np.ones(100, np.float32))
+
+
+@pytest.mark.parametrize(("world", "aborter"), [(2, 0), (4, 0), (4, 2)])
+def test_abort_ends_waiting_calls_everywhere(world: int, aborter: int) -> None:
+    with Pool(world) as pool:
+        for outcome in pool.run(abort_from_thread, aborter, world - 1, limit=20):
+            assert outcome.error == "AbortedError", outcome
+            assert outcome.elapsed < 1.0, outcome
+        assert_stays_broken_by_abort(pool)
+
+
+def assert_stays_broken_by_abort(pool: Pool) -> None:
+    for healthy, later in pool.run(again):
+        assert not healthy
+        assert all(call.error == "AbortedError" and call.elapsed < 0.2 for call in later), later
+
+
+def close_while_others_wait(comm: Any, leaver: int, count: int) -> Outcome:
+    comm.barrier()
+    if comm.rank == leaver:
+        time.sleep(0.3)
+        return attempt(comm.rank, comm.close)
+    return attempt(comm.rank, comm.all_reduce, np.ones(count, np.float32))
+
+
+@pytest.mark.parametrize("count", [4, 300_000])
+def test_close_while_others_wait(count: int) -> None:
+    with Pool(3) as pool:
+        outcomes = pool.run(close_while_others_wait, 1, count, limit=20)
+        assert outcomes[1].ok and outcomes[1].elapsed < 0.5, outcomes[1]
+        for rank in (0, 2):
+            assert outcomes[rank].error == "ClosedError" and outcomes[rank].ranks == (1,), outcomes[rank]
+            assert outcomes[rank].elapsed < 1.3 and "rank 1" in outcomes[rank].text, outcomes[rank]
+
+
+def test_use_after_close() -> None:
+    with Pool(2) as pool:
+        for outcome, closed in pool.run(close_and_call):
+            assert outcome.error == "ClosedError" and closed, outcome
+
+
+def close_and_call(comm: Any) -> tuple[Outcome, bool]:
+    comm.barrier()
+    comm.close()
+    comm.close()
+    return attempt(comm.rank, comm.all_reduce, np.ones(4, np.float32)), comm.closed
+
+
+def last_call(comm: Any, how: str) -> None:
+    """The ranks end right after their last collective, by themselves and at different times."""
+    import collectives
+
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    new = collectives.Communicator(timeout=30)
+    try:
+        for count in (1, 1000, 100_000):
+            x = new.all_reduce(np.full(count, rank, np.float32))
+            assert (x == world * (world - 1) // 2).all()
+        root = new.broadcast(np.full(50_000, rank, np.float32))
+        assert not root.any()
+        gathered = new.all_gather(np.full(30_000, rank, np.float32)).reshape(world, -1)
+        assert (gathered == np.arange(world)[:, None]).all()
+        new.barrier()
+    except BaseException as error:
+        print(f"rank {rank}: {error!r}", file=sys.stderr)
+        os._exit(1)
+    if how == "close":
+        new.close()
+    os._exit(0)
+
+
+@pytest.mark.parametrize("how", ["exit", "close"])
+@pytest.mark.parametrize("world", [2, 4])
+def test_normal_exit_after_the_last_call_is_no_death(world: int, how: str) -> None:
+    for _ in range(25):
+        with Pool(world, timeout=None) as pool:
+            outcomes = pool.outcomes(last_call, how, limit=30)
+            assert [outcome.died for outcome in outcomes] == [0] * world
+
+
+def test_interrupt_inside_a_waiting_call() -> None:
+    with Pool(3) as pool:
+        pool.start(wait_for, 2, "all_reduce", 100)
+        time.sleep(0.5)
+        since = pool.signal(0, signal.SIGINT)
+        interrupted = pool.collect(20, [0])[0]
+        assert interrupted.error == "KeyboardInterrupt", interrupted
+        assert interrupted.finished - since < 1.0, interrupted
+        other = pool.collect(20, [1])[0]
+        assert other.error == "AbortedError" and other.ranks == (0,), other
+        assert other.finished - since < 1.5, other
+
+
+def two_threads(comm: Any, keys: list[str], rounds: int) -> list[str]:
+    """A communicator for each thread, all used at once."""
+    import collectives
+
+    made = []
+    for key in keys:
+        os.environ["TORCHELASTIC_RUN_ID"] = key
+        made.append(collectives.Communicator(timeout=30))
+    wrong: list[str] = []
+
+    def work(i: int) -> None:
+        for k in range(rounds):
+            x = made[i].all_reduce(np.full(257, float(i + k), np.float32))
+            if not (x == comm.world_size * (i + k)).all():
+                wrong.append(f"thread {i} call {k}")
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(made))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for new in made:
+        new.close()
+    return wrong
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_threads_with_a_communicator_each(pools: Any, world: int) -> None:
+    assert pools(world).run(two_threads, [new_key() for _ in range(3)], 200) == [[]] * world
+
+
+def one_for_two_threads(comm: Any, rounds: int) -> int:
+    right = []
+
+    def work() -> None:
+        for _ in range(rounds):
+            right.append(bool((comm.all_reduce(np.ones(100, np.float32)) == comm.world_size).all()))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(right)
+
+
+def test_threads_that_share_a_communicator_take_turns(pools: Any) -> None:
+    assert pools(3).run(one_for_two_threads, 200) == [400] * 3
+
+
+@contextmanager
+def forked(function: Any) -> Iterator[str]:
+    """Run in a forked child; gives what it wrote."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            outcome = attempt(-1, function)
+            os.write(write, f"{outcome.error} {'CollectiveError' in outcome.bases}: {outcome.text}".encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        yield pipe.read()
+    os.waitpid(child, 0)
+
+
+def use_in_child(comm: Any) -> list[str]:
+    said = []
+    for function in (lambda: comm.all_reduce(np.ones(4, np.float32)), comm.barrier, comm.abort, comm.close):
+        with forked(function) as text:
+            said.append(text)
+    # The parent's communicator has not noticed.
+    assert (comm.all_reduce(np.ones(4, np.float32)) == comm.world_size).all() and comm.healthy
+    return said
+
+
+def test_use_in_a_forked_child(pools: Any) -> None:
+    for said in pools(2).run(use_in_child, limit=20):
+        for text in said[:2]:
+            assert text.startswith("ClosedError True") and "fork" in text, said
+
+
+def child_makes_its_own(comm: Any, keys: list[str]) -> str:
+    """A forked child of each rank makes a communicator of its own and uses it."""
+    with forked(lambda: check_fresh(keys, comm.world_size)) as text:
+        comm.barrier()
+        return text
+
+
+def check_fresh(keys: list[str], world: int) -> None:
+    assert fresh(None, keys[0]) == world
+
+
+def test_a_forked_child_can_make_its_own(pools: Any) -> None:
+    assert pools(3).run(child_makes_its_own, [new_key()], limit=30) == [" False: "] * 3
