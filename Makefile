@@ -64,7 +64,6 @@ $(BUILT): $(ENVIRONMENT) pyproject.toml CMakeLists.txt $(shell find csrc -type f
 
 .PHONY: bench
 bench: build  ## three collectives, 2 ranks, 8 B to 64 MB, against Gloo and MPI, with a picture
-	mkdir -p build/bench
 	mpirun -n 2 python -m collectives.bench all_reduce all_gather reduce_scatter \
 	  -b 8 -e 64M -f 2 --peers gloo,mpi --plot build/bench/bench.png
 
@@ -112,6 +111,8 @@ sanitize: $(ENVIRONMENT)  ## the C++ tests under ASan with UBSan, and under TSan
 	  $(CONFIGURE) -B build/sanitize-thread -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCOLLECTIVES_SANITIZE=thread \
 	    -DCMAKE_CXX_COMPILER=clang++-19; \
 	  cmake --build build/sanitize-thread; \
+	  ! command -v llvm-symbolizer-19 >/dev/null || \
+	    export TSAN_OPTIONS=external_symbolizer_path=$$(command -v llvm-symbolizer-19); \
 	  $(CTEST) --test-dir build/sanitize-thread; \
 	else echo "skipped: the thread sanitizer needs clang-19"; fi
 

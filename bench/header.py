@@ -58,8 +58,8 @@ def header(
         )
     if environment["load_average"] > environment["cores"]:
         lines.append(
-            f"WARNING: load average {environment['load_average']:.1f}, other programs want the cores too. These times are "
-            "not evidence: a peer that spins while it waits suffers most, so the ratios flatter us"
+            f"WARNING: load average {environment['load_average']:.1f}, other programs want the cores too; "
+            "these times are no evidence: a peer that spins while it waits suffers most, so the ratios flatter us"
         )
     if yields:
         lines.append("more ranks than cores: Open MPI and MPICH are told to yield while they wait")

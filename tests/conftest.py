@@ -25,7 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--nightly") or os.environ.get("COLLECTIVES_TEST_NIGHTLY"):
+    if config.getoption("--nightly") or os.environ.get("TEST_NIGHTLY"):
         return
     skip = pytest.mark.skip(reason="nightly: run with --nightly")
     for item in items:

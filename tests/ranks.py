@@ -38,11 +38,11 @@ _jobs = itertools.count()
 
 
 def use_replacement_native() -> None:
-    """Load `collectives._native` from the file that COLLECTIVES_TEST_NATIVE names, if it names one.
+    """Load `collectives._native` from the file that TEST_NATIVE_MODULE names, if it names one.
 
     The negative controls run the suite against a core that was built with a known fault.
     """
-    path = os.environ.get("COLLECTIVES_TEST_NATIVE")
+    path = os.environ.get("TEST_NATIVE_MODULE")
     if path and "collectives._native" not in sys.modules:
         import importlib.util
 
@@ -206,6 +206,7 @@ class Pool:
         self._folder = tempfile.TemporaryDirectory(prefix="ranks-")
         self._links = []
         self._processes = []
+        self._busy: set[int] = set()
         server = context()
         for rank in range(world):
             ours, theirs = server.Pipe()
@@ -235,6 +236,7 @@ class Pool:
     def start(self, function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> None:
         message = pickle.dumps((function, args))
         for rank in self._choose(ranks):
+            self._busy.add(rank)
             try:
                 self._links[rank].send_bytes(message)
             except OSError:
@@ -257,6 +259,7 @@ class Pool:
                 except (EOFError, OSError):
                     self._processes[rank].join(10)
                     outcomes[rank] = Outcome(rank, died=self._processes[rank].exitcode)
+                self._busy.discard(rank)
         return [outcomes[rank] for rank in wanted]
 
     def pid(self, rank: int) -> int:
@@ -270,12 +273,14 @@ class Pool:
 
     def close(self) -> None:
         """End the ranks: politely where they listen, by SIGKILL where they do not."""
-        for link in self._links:
+        end = time.monotonic() + (0.0 if self.broken else 5.0)
+        for rank, link in enumerate(self._links):
             try:
                 link.send_bytes(b"")
             except OSError:
                 pass
-        end = time.monotonic() + (0.0 if self.broken else 5.0)
+            if rank in self._busy:
+                self._processes[rank].kill()
         for process in self._processes:
             process.join(max(0.0, end - time.monotonic()))
             if process.is_alive():

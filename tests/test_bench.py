@@ -365,29 +365,12 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
 
 
 def test_every_dtype_and_operator() -> None:
-    sweep = [
-        "-b",
-        "120",
-        "-e",
-        "7680",
-        "-f",
-        "64",
-        "-d",
-        "all",
-        "-o",
-        "all",
-        "-n",
-        "1",
-        "-w",
-        "0",
-        "--rounds",
-        "1",
-    ]
+    sweep = "-b 7680 -e 7680 -d all -o all -n 1 -w 0 --rounds 1".split()
     result = run([*BENCH, *cases.COLLECTIVES, "-np", "3", "-r", "all", *sweep])
     assert result.returncode == 0, result.stdout + result.stderr
     rows = rows_of(result.stdout)
     reductions, dtypes = len(REDUCIBLE), len(cases.DTYPES)
-    assert len(rows) == 2 * (2 * reductions + dtypes + 3 * dtypes)
+    assert len(rows) == 2 * reductions + dtypes + 3 * dtypes
     assert {row[8] for row in rows} <= {"0", "N/A"}
     assert {row[12] for row in rows} == {"0"}
 
@@ -444,14 +427,14 @@ def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 def test_gloo_beside_ours(tmp_path: Path) -> None:
     numbers = tmp_path / "r.json"
-    sweep = ["-b", "1K", "-e", "1K", "-d", "float32,bfloat16", "-o", "sum,avg", *QUICK]
+    sweep = ["-b", "1K", "-e", "1K", "-d", "float32,int32", "-o", "sum,avg", *QUICK]
     result = run([*BENCH, *cases.COLLECTIVES, "-np", "2", "--peers", "gloo", "-J", str(numbers), *sweep])
     assert result.returncode == 0, result.stderr
     for row in json.loads(numbers.read_text())["results"]:
         peer = row["peers"]["gloo"]
-        if row["redop"] == "avg":  # gloo has none
+        if (row["type"], row["redop"]) == ("int32", "avg"):  # which gloo does not have
             assert peer["time"] is None
-        elif row["type"] == "float":
+        else:
             assert peer["ratio"] > 0
             assert row[peer["form"]]["peers"]["gloo"]["nwrong"] == 0
             assert peer["form"] == (

@@ -45,6 +45,11 @@ def loop(comm: Any, count: int, algorithm: str | None) -> None:
         comm.all_reduce(x, algorithm=algorithm, op="max")
 
 
+def warm_up(comm: Any) -> None:
+    for _ in range(5):
+        comm.barrier()
+
+
 def again(comm: Any) -> tuple[bool, list[Outcome]]:
     """What a broken communicator says to later calls."""
     return comm.healthy, [attempt(comm.rank, calls, comm, name, 4) for name in ("all_reduce", "barrier", "broadcast")]
@@ -59,7 +64,9 @@ def assert_noticed(outcomes: list[Outcome], error: str, culprit: int, since: flo
         assert outcome.error == error, outcome
         assert outcome.ranks == (culprit,), outcome
         assert f"rank {culprit}" in outcome.text, outcome
-        assert outcome.finished - since < within, f"{outcome.finished - since:.2f} s: {outcome}"
+        # A rank that began its call later than that, on a busy machine, could not notice earlier.
+        waited = min(outcome.finished - since, outcome.elapsed)
+        assert waited < within, f"{waited:.2f} s: {outcome}"
 
 
 def assert_stays_broken(pool: Pool, ranks: list[int], error: str, culprit: int) -> None:
@@ -88,6 +95,7 @@ def test_killed_before_its_call(world: int, victim: int, collective: str) -> Non
 @pytest.mark.parametrize(("world", "victim"), [(2, 1), (4, 0), (8, 5)])
 def test_killed_in_the_middle_of_a_call(world: int, victim: int, algorithm: str) -> None:
     with Pool(world) as pool:
+        pool.run(warm_up)
         pool.start(loop, 1_000_000, algorithm)
         time.sleep(0.3)
         since = pool.signal(victim, signal.SIGKILL)
@@ -175,6 +183,7 @@ def end_when_broken(comm: Any, victim: int) -> None:
 @pytest.mark.parametrize(("world", "victim"), [(2, 0), (3, 1)])
 def test_stopped_rank_is_reported_at_the_timeout(world: int, victim: int, count: int) -> None:
     with Pool(world, timeout=1.5) as pool:
+        pool.run(warm_up)
         pool.start(loop, count, None)
         time.sleep(0.3)
         since = pool.signal(victim, signal.SIGSTOP)

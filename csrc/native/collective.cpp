@@ -87,10 +87,8 @@ const void* part_of(const Array& whole, const Strided& part, int rank) {
 }
 
 // Only packed arrays can get into each other's way: of any other a packed image is made before the call.
-// `in_place` is where the smaller of the two may begin inside the larger.
-void check_overlap(const Strided& in, const Strided& out, const void* in_place) {
-  if (!in.is_contiguous() || !out.is_contiguous()) return;
-  if (in_place == (in.bytes() < out.bytes() ? in.data : out.data)) return;
+void check_overlap(const Strided& in, const Strided& out, bool in_place) {
+  if (in_place || !in.is_contiguous() || !out.is_contiguous()) return;
   const Strided::Extent a = in.extent(), b = out.extent();
   if (a.low < b.high && b.low < a.high)
     throw BadArgument("out overlaps x: pass the very same memory or memory apart");
@@ -104,15 +102,12 @@ class Operands {
 
   // Points `call` at packed memory. Of the argument checks this is the last: it may run out of memory.
   void stage(Call& call, bool writes = true) {
-    nb::gil_scoped_release released;
     const Strided& result = (out ? *out : *in).view;
     if (writes) call.out = static_cast<char*>(packed(result, packed_out_));
-    if (!out && writes) {
-      call.in = call.out;
-    } else {
-      call.in = static_cast<const char*>(packed(in->view, packed_in_));
-    }
-    if (call.in != in->view.data) pack(const_cast<char*>(call.in), in->view);
+    call.in = !out && writes ? call.out : static_cast<const char*>(packed(in->view, packed_in_));
+    if (call.in == in->view.data) return;
+    nb::gil_scoped_release released;
+    pack(const_cast<char*>(call.in), in->view);
   }
 
   void run(Communicator& comm, const Call& call) {
@@ -183,7 +178,7 @@ nb::object all_reduce(Communicator& comm, nb::handle x, nb::handle out, nb::hand
       check_output(in, result);
       if (!same_shape(in.view, result.view))
         throw BadArgument("out is " + shape_of(result.view) + ", x " + shape_of(in.view));
-      check_overlap(in.view, result.view, in.view.data == result.view.data ? in.view.data : nullptr);
+      check_overlap(in.view, result.view, in.view.data == result.view.data);
     }
     operands.stage(call);
   });
@@ -208,7 +203,7 @@ nb::object all_gather(Communicator& comm, nb::handle x, nb::handle out, nb::hand
     const Array& result = operands.out.emplace(output, "out");
     check_output(in, result);
     check_parts(result.view.count(), "out", in.view.count(), world);
-    check_overlap(in.view, result.view, part_of(result, in.view, comm.rank()));
+    check_overlap(in.view, result.view, in.view.data == part_of(result, in.view, comm.rank()));
     operands.stage(call);
   });
   operands.run(comm, call);
@@ -234,7 +229,7 @@ nb::object reduce_scatter(Communicator& comm, nb::handle x, nb::handle out, nb::
     call.descriptor.count = result.view.count();
     check_output(in, result);
     check_parts(in.view.count(), "x", result.view.count(), world);
-    check_overlap(in.view, result.view, part_of(in, result.view, comm.rank()));
+    check_overlap(in.view, result.view, result.view.data == part_of(in, result.view, comm.rank()));
     operands.stage(call);
   });
   operands.run(comm, call);

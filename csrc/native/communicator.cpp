@@ -104,8 +104,8 @@ void bind_communicator(nb::module_& m) {
       .def_prop_ro("healthy", &Communicator::healthy,
                    "False after a failure that the communicator does not survive, and once closed.")
       .def_prop_ro("closed", &Communicator::closed, "True once close() was called.")
-      .def("all_reduce", &all_reduce, "x"_a, "out"_a = nb::none(), "op"_a = "sum", nb::kw_only(),
-           "algorithm"_a = nb::none(),
+      .def("all_reduce", &all_reduce, "x"_a.none(), "out"_a = nb::none(), "op"_a.none() = "sum",
+           nb::kw_only(), "algorithm"_a = nb::none(),
            "Reduces x over all ranks, element by element; every rank gets the result.\n\n"
            "x: array of any shape. out: array of the same shape and dtype, or None to reduce x in place.\n"
            "op: sum, avg, min, max, product; band, bor, bxor on integers and bool. The result is that of "
@@ -113,7 +113,8 @@ void bind_communicator(nb::module_& m) {
            "order with one rounding at the end, whatever the size, the algorithm and the world.\n"
            "algorithm: None, or inline, one_shot, two_shot to force one.\n"
            "Returns out, or x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
-      .def("all_gather", &all_gather, "x"_a, "out"_a = nb::none(), nb::kw_only(), "algorithm"_a = nb::none(),
+      .def("all_gather", &all_gather, "x"_a.none(), "out"_a = nb::none(), nb::kw_only(),
+           "algorithm"_a = nb::none(),
            "Concatenates every rank's x along dimension 0; every rank gets the result.\n\n"
            "x: array of shape (n, ...), equal on all ranks. out: array of world_size times as many elements, "
            "filled in\n"
@@ -121,15 +122,16 @@ void bind_communicator(nb::module_& m) {
            "rank's part\n"
            "of out. algorithm: None, inline or one_shot.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
-      .def("reduce_scatter", &reduce_scatter, "x"_a, "out"_a = nb::none(), "op"_a = "sum", nb::kw_only(),
-           "algorithm"_a = nb::none(),
+      .def("reduce_scatter", &reduce_scatter, "x"_a.none(), "out"_a = nb::none(), "op"_a.none() = "sum",
+           nb::kw_only(), "algorithm"_a = nb::none(),
            "Reduces x over all ranks; rank r gets the r-th of world_size equal parts of the result.\n\n"
            "x: array of shape (world_size * n, ...). out: array of an equal part of the elements, or None "
            "for a new one of\n"
            "shape (n, ...). In place where out is this rank's part of x. op as in all_reduce.\n"
            "algorithm: None, inline or two_shot.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
-      .def("broadcast", &broadcast, "x"_a, "root"_a = 0, nb::kw_only(), "algorithm"_a = nb::none(),
+      .def("broadcast", &broadcast, "x"_a.none(), "root"_a.none() = 0, nb::kw_only(),
+           "algorithm"_a = nb::none(),
            "Copies rank root's x into every other rank's x, which has the same size and dtype.\n\n"
            "algorithm: None, inline or one_shot.\n"
            "Returns x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
