@@ -56,10 +56,11 @@ def header(
             "ratio: the peer's time over ours, median over rounds (above 1 ours is faster); out of place "
             "where the peer has that form, else in place"
         )
-    if environment["load_average"] > environment["cores"]:
+    load = environment["load_average"]
+    if load > environment["cores"]:
         lines.append(
-            f"WARNING: load average {environment['load_average']:.1f}, other programs want the cores too; "
-            "these times are no evidence: a peer that spins while it waits suffers most, so the ratios flatter us"
+            f"WARNING: load average {load:.1f}: other programs want the cores too. "
+            "These times are no evidence: a peer that spins while it waits suffers most"
         )
     if yields:
         lines.append("more ranks than cores: Open MPI and MPICH are told to yield while they wait")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from types import TracebackType
 from typing import Any
@@ -9,6 +10,18 @@ from typing import Any
 from collectives import _native, environment
 from collectives.plan import Plan, Receipt
 from collectives.rendezvous import rendezvous
+from collectives.topology import cpu
+
+
+@functools.cache
+def _last_level_cache() -> int:
+    """Bytes of the last-level cache of the core that this process may run on; 0 if unknown.
+
+    Not sysconf's figure: on some AMD machines that is the sum over all sockets.
+    """
+    core = cpu.allowed_cores()[0]
+    cache = cpu.data_cache(core, 3) or cpu.data_cache(core, 2)
+    return (cache and cache.nbytes) or 0
 
 
 class Communicator(_native.Communicator):
@@ -40,7 +53,7 @@ class Communicator(_native.Communicator):
         if not (timeout > 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
         meeting = rendezvous(source)
-        super().__init__(meeting.rank, meeting.world_size, timeout)
+        super().__init__(meeting.rank, meeting.world_size, timeout, _last_level_cache())
         self._source = meeting.source
         self.connect(meeting.exchange(self.announcement, timeout))
 

@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ranks import Pool  # noqa: E402
+from ranks import Pool
 
 WORLDS = (1, 2, 3, 4, 5, 8)
 
@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "nightly: needs 10 GB or minutes; run with --nightly or by `make nightly`")
+    config.addinivalue_line("markers", "nightly: needs 10 GB or minutes; run with --nightly")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

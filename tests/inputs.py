@@ -1,11 +1,12 @@
 """Inputs that show the order and the place of every rounding, the same in every process.
 
-Each element belongs, alike on all ranks, to one family: full mantissas in a narrow range of exponents, or
-in all of it; values that cancel between ranks; values whose partial sums overflow a narrow type though the average does not; subnormals; zeros,
-infinities and NaNs. Exactly summable inputs could not see the order of a sum, so there are none.
+Each element belongs, alike on all ranks, to one family: full mantissas in a narrow range of exponents, or in
+all of it; values that cancel between ranks; values whose partial sums overflow a narrow type though the
+average does not; subnormals; zeros, infinities and NaNs. Exactly summable inputs could not see the order of
+a sum, so there are none.
 
-A row is a window, chosen by the seed, of an endless repetition of one page per dtype and rank: cheap, and with a prime
-period, so that no two chunks are alike.
+A row is a window, chosen by the seed, of an endless repetition of one page per dtype and rank: cheap, and
+with a prime period, so that no two chunks are alike.
 """
 
 from __future__ import annotations
@@ -76,16 +77,22 @@ def rows(dtype: str, count: int, world: int, seed: int) -> list[Array]:
     return [row(dtype, count, rank, seed) for rank in range(world)]
 
 
-def _patterns(form: Format, rng: np.random.Generator, count: int, low: int, high: int, *, positive: bool) -> Array:
+def _patterns(
+    form: Format, rng: np.random.Generator, count: int, low: int, high: int, *, positive: bool
+) -> Array:
     """Random sign and mantissa under an exponent field within [low, high], as unsigned integers."""
     exponent = rng.integers(max(low, 0), min(high, form.top), count, dtype=np.uint64, endpoint=True)
     mantissa = rng.integers(0, 2**form.mantissa, count, dtype=np.uint64)
     sign = rng.integers(0, 2, count, dtype=np.uint64) * np.uint64(not positive)
     shift = np.uint64(form.mantissa)
-    return ((sign << np.uint64(form.exponent + form.mantissa)) | (exponent << shift) | mantissa).astype(form.bits)
+    return ((sign << np.uint64(form.exponent + form.mantissa)) | (exponent << shift) | mantissa).astype(
+        form.bits
+    )
 
 
-def _floats(dtype: str, count: int, rank: int, shared: np.random.Generator, own: np.random.Generator) -> Array:
+def _floats(
+    dtype: str, count: int, rank: int, shared: np.random.Generator, own: np.random.Generator
+) -> Array:
     form = FORMATS[dtype]
     middle = form.top // 2
     spread = min(6, form.exponent - 1)
@@ -112,11 +119,15 @@ def _floats(dtype: str, count: int, rank: int, shared: np.random.Generator, own:
         return np.where(family == SPECIAL, special[own.integers(0, len(special), count)], values)
 
 
-def _integers(dtype: np.dtype[Any], count: int, shared: np.random.Generator, own: np.random.Generator) -> Array:
+def _integers(
+    dtype: np.dtype[Any], count: int, shared: np.random.Generator, own: np.random.Generator
+) -> Array:
     limits = np.iinfo(dtype)
     family = shared.choice(3, count, p=[0.4, 0.3, 0.3])
     values = np.frombuffer(own.bytes(count * dtype.itemsize), dtype)
-    extremes = np.array([limits.min, limits.max, limits.min + 1, limits.max - 1, 0, 1, limits.max // 2], dtype)
+    extremes = np.array(
+        [limits.min, limits.max, limits.min + 1, limits.max - 1, 0, 1, limits.max // 2], dtype
+    )
     small = own.integers(-9 if limits.min < 0 else 0, 9, count, endpoint=True).astype(dtype)
     values = np.where(family == 1, extremes[own.integers(0, len(extremes), count)], values)
     return np.where(family == 2, small, values)

@@ -1,7 +1,8 @@
 """What the collectives must return, bit for bit: a reference in NumPy that shares nothing with the library.
 
-Floating sums, averages and products accumulate in rank order in fp32 (fp64 for fp64) and are rounded once at the
-end; integers wrap in their own type; an average of integers accumulates in 64 bits and truncates toward zero.
+Floating sums, averages and products accumulate in rank order in fp32 (fp64 for fp64) and are rounded once at
+the end; integers wrap in their own type; an average of integers accumulates in 64 bits and truncates toward
+zero.
 """
 
 from __future__ import annotations
@@ -64,8 +65,12 @@ def _combine(total: Array, row: Array, op: str) -> Array:
 
 
 def _reduce_bools(rows: Sequence[Array], op: str) -> Array:
-    functions = {"product": np.logical_and, "min": np.logical_and, "band": np.logical_and, "bxor": np.logical_xor}
-    return functools.reduce(functions.get(op, np.logical_or), rows).copy()
+    function = np.logical_or
+    if op in ("product", "min", "band"):
+        function = np.logical_and
+    elif op == "bxor":
+        function = np.logical_xor
+    return functools.reduce(function, rows).copy()
 
 
 def _reduce_integers(rows: Sequence[Array], op: str) -> Array:
@@ -76,7 +81,7 @@ def _reduce_integers(rows: Sequence[Array], op: str) -> Array:
     if op == "avg":
         wide = np.uint64 if dtype == np.uint64 else np.int64
         total = functools.reduce(np.add, (row.astype(wide) for row in rows))
-        quotient = total // wide(len(rows))  # floors; one more where it went below a negative value's truncation
+        quotient = total // wide(len(rows))  # rounds down, which for a negative value is one too low
         quotient += ((total < 0) & (quotient * wide(len(rows)) != total)).astype(wide)
         return quotient.astype(dtype)
     total = rows[0].copy()

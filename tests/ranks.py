@@ -1,12 +1,13 @@
-"""Rank processes for tests: a pool of ranks, each with one communicator, that run functions of the test modules.
+"""Rank processes for tests: a pool of ranks, each with one communicator, that run functions of test modules.
 
-`pool.run(function, *args)` calls `function(communicator, *args)` on every rank and returns the values in rank order;
-`pool.outcomes(...)` returns what happened on each rank instead, errors and deaths included. A pool that exceeds its
-limit is killed and the error shows the Python stacks of its workers.
+`pool.run(function, *args)` calls `function(communicator, *args)` on every rank and returns the values in rank
+order; `pool.outcomes(...)` returns what happened on each rank instead, errors and deaths included. A pool
+that exceeds its limit is killed and the error shows the Python stacks of its workers.
 
-The ranks are forked from a small server process that has imported the library and holds no communicator and no
-thread, so that a pool of eight starts in milliseconds. Run as a program (`python ranks.py WORLD module:function
-[JSON arguments]`) the same harness serves tests that need a whole job in another mount, network or CPU group.
+The ranks are forked from a small server process that has imported the library and holds no communicator and
+no thread, so that a pool of eight starts in milliseconds. Run as a program (`python ranks.py WORLD
+module:function [JSON arguments]`) the same harness serves tests that need a whole job in another mount,
+network or CPU group.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ def worker(rank: int, environment: dict[str, str], timeout: float | None, trace:
             break
         if not message:
             break
-        outcome = attempt(rank, lambda: pickle.loads(message))
+        outcome = attempt(rank, pickle.loads, message)
         if outcome.ok:
             function, args = outcome.value
             outcome = attempt(rank, function, comm, *args)
@@ -198,7 +199,9 @@ def rank_environment(rank: int, world: int, key: str) -> dict[str, str]:
 class Pool:
     """`world` rank processes. `timeout` is the communicator's, in seconds; None makes no communicator."""
 
-    def __init__(self, world: int, *, timeout: float | None = 60.0, key: str | None = None, limit: float = 60.0):
+    def __init__(
+        self, world: int, *, timeout: float | None = 60.0, key: str | None = None, limit: float = 60.0
+    ):
         self.world = world
         self.limit = limit
         self.key = key or new_key()
@@ -227,7 +230,11 @@ class Pool:
         return self._raise_unless_ok(self.outcomes(function, *args, limit=limit))
 
     def outcomes(
-        self, function: Callable[..., Any], *args: Any, limit: float | None = None, ranks: Iterable[int] | None = None
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        limit: float | None = None,
+        ranks: Iterable[int] | None = None,
     ) -> list[Outcome]:
         """What each rank (or each of `ranks`) did with `function(communicator, *args)`, in rank order."""
         self.start(function, *args, ranks=ranks)

@@ -365,7 +365,7 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
 
 
 def test_every_dtype_and_operator() -> None:
-    sweep = "-b 7680 -e 7680 -d all -o all -n 1 -w 0 --rounds 1".split()
+    sweep = ["-b", "7680", "-e", "7680", "-d", "all", "-o", "all", "-n", "1", "-w", "0", "--rounds", "1"]
     result = run([*BENCH, *cases.COLLECTIVES, "-np", "3", "-r", "all", *sweep])
     assert result.returncode == 0, result.stdout + result.stderr
     rows = rows_of(result.stdout)

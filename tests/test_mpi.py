@@ -42,7 +42,18 @@ def test_under_mpirun(mpi: object, world: int) -> None:
     pytest.importorskip("mpi4py")
     pytest.importorskip("pytest_mpi")
     launcher, environment = mpi()  # type: ignore[operator]
-    command = [*launcher, "-n", str(world), sys.executable, "-m", "pytest", "--with-mpi", "--color=no", "-q", "-x"]
+    command = [
+        *launcher,
+        "-n",
+        str(world),
+        sys.executable,
+        "-m",
+        "pytest",
+        "--with-mpi",
+        "--color=no",
+        "-q",
+        "-x",
+    ]
     command += ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", str(HERE / "mpi")]
     done = subprocess.run(
         command,

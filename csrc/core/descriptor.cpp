@@ -5,9 +5,10 @@
 namespace collectives {
 namespace {
 
-constexpr std::array<const char*, 5> kCollectives = {"all_reduce", "all_gather", "reduce_scatter",
-                                                     "broadcast", "barrier"};
-constexpr std::array<const char*, 4> kAlgorithms = {"automatic", "inline", "one_shot", "two_shot"};
+constexpr std::array<const char*, kCollectiveCount> kCollectives = {"all_reduce", "all_gather",
+                                                                    "reduce_scatter", "broadcast", "barrier"};
+constexpr std::array<const char*, kAlgorithmCount> kAlgorithms = {"automatic", "inline", "one_shot",
+                                                                  "two_shot"};
 
 template <class Enum, size_t N>
 bool find(const std::array<const char*, N>& names, std::string_view text, Enum& found) {

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/stream.h"
+
 namespace collectives {
 
 // How often a flag is looked at before its reader gives the core away: 400 looks of about 10 ns. A peer that
@@ -50,7 +52,8 @@ struct RealMemory {
   static void write(void* shared, const void* from, size_t bytes) {
     if (bytes != 0) std::memcpy(shared, from, bytes);
   }
-  static void read(void* to, const void* shared, size_t bytes) {
+  static void read(void* to, const void* shared, size_t bytes, bool streamed = false) {
+    if (streamed) return stream_copy(to, shared, bytes);
     if (bytes != 0) std::memcpy(to, shared, bytes);
   }
   // Sources may be shared or private; `shared_copy` (may be null) is shared.

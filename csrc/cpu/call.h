@@ -16,9 +16,14 @@ struct Call {
   Descriptor descriptor;
   const char* in = nullptr;
   char* out = nullptr;
+  bool streamed = false;  // the outputs of all ranks overflow the last-level cache: write them past it
 
   size_t item() const { return size_of(descriptor.dtype); }
   size_t count() const { return static_cast<size_t>(descriptor.count); }
+  size_t out_bytes(int world) const {
+    return descriptor.bytes() *
+           (descriptor.collective == Collective::all_gather ? static_cast<size_t>(world) : 1);
+  }
   ReduceFn reduction() const { return reduce_function(descriptor.dtype, descriptor.op); }
 };
 

@@ -7,9 +7,19 @@
 #include "cpu/two_shot.h"
 
 namespace collectives {
+namespace {
 
-Communicator::Communicator(int rank, int world, double timeout, std::function<bool()> interrupted)
-    : rank_(rank), world_(world), timeout_(timeout) {
+constexpr size_t kUnknownCache = 32 << 20;
+
+}  // namespace
+
+Communicator::Communicator(int rank, int world, double timeout, std::function<bool()> interrupted,
+                           size_t cache_bytes)
+    : rank_(rank),
+      world_(world),
+      timeout_(timeout),
+      stream_limit_((cache_bytes != 0 ? cache_bytes : kUnknownCache) / 2 /
+                    static_cast<size_t>(std::max(world, 1))) {
   if (world < 1 || world > kMaxWorld || rank < 0 || rank >= world)
     throw BadArgument("rank " + std::to_string(rank) + " of " + std::to_string(world) +
                       ": the rank must be in [0, world) and the world in [1, " + std::to_string(kMaxWorld) +
@@ -61,7 +71,9 @@ void Communicator::run(const Call& call) {
     throw;
   }
   group.begin(d);
-  run_plan(call, plan);
+  Call streamed = call;
+  streamed.streamed = call.out_bytes(world_) >= stream_limit_;
+  run_plan(streamed, plan);
   const size_t bytes = d.bytes();
   size_t staged = 0;
   if (plan.algorithm != Algorithm::inline_payload) {

@@ -33,7 +33,8 @@ class Communicator {
  public:
   // `interrupted` is asked now and then while waiting and returns true if the call must end (a signal handler
   // raised).
-  Communicator(int rank, int world, double timeout, std::function<bool()> interrupted);
+  Communicator(int rank, int world, double timeout, std::function<bool()> interrupted,
+               size_t cache_bytes = 0);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -68,6 +69,7 @@ class Communicator {
   const int rank_;
   const int world_;
   const double timeout_;
+  const size_t stream_limit_;               // bytes of output from which it is written past the cache
   mutable std::mutex mutex_;                // held during a call
   std::shared_ptr<Membership> membership_;  // never null
   std::vector<const void*> sources_;        // scratch: the inputs of one reduction

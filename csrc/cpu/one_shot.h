@@ -65,9 +65,9 @@ class OneShotAllGather {
       const int peer = (group_.rank() + step) % group_.world();
       char* to = call_.out + (static_cast<size_t>(peer) * call_.count() + r.begin) * call_.item();
       if (step > 0)
-        Memory::read(to, group_.staging(peer, bank), bytes);
+        Memory::read(to, group_.staging(peer, bank), bytes, call_.streamed);
       else if (const char* mine = call_.in + r.begin * call_.item(); to != mine)
-        std::memcpy(to, mine, bytes);
+        Memory::read(to, mine, bytes, call_.streamed);
     }
   }
 
@@ -96,7 +96,8 @@ class OneShotBroadcast {
   void consume(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
     if (!is_root())
-      Memory::read(call_.out + r.begin * call_.item(), group_.staging(root(), bank), r.size() * call_.item());
+      Memory::read(call_.out + r.begin * call_.item(), group_.staging(root(), bank), r.size() * call_.item(),
+                   call_.streamed);
   }
 
  private:

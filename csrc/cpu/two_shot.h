@@ -8,6 +8,21 @@
 
 namespace collectives {
 
+// Reduces `elements` elements to the output at `offset` bytes and, if they are `wanted` by the peers, to this
+// rank's result slot. An output that is streamed goes through the slot in any case: the kernels write through
+// the cache.
+template <class Memory>
+void reduce_out(Group<Memory>& group, const Call& call, size_t offset,
+                const std::vector<const void*>& sources, size_t elements, unsigned bank, bool wanted) {
+  char* out = call.out + offset;
+  char* slot = group.result(group.rank(), bank);
+  if (!call.streamed)
+    return Memory::reduce(call.reduction(), out, wanted ? slot : nullptr, sources.data(), group.world(),
+                          elements);
+  Memory::reduce(call.reduction(), slot, nullptr, sources.data(), group.world(), elements);
+  Memory::read(out, slot, elements * call.item(), true);
+}
+
 // all_reduce. Bytes moved per rank for n bytes: (W-1)/W n staged, (W-1)/W n read from peers and reduced with
 // n/W of its own into output and result slot, (W-1)/W n collected. Steps: one exchange a chunk and one more.
 // Numerics: rank order, one rounding; the owner's bits are what every rank gets. In place: a chunk is staged
@@ -37,8 +52,7 @@ class TwoShotAllReduce {
     for (int peer = 0; peer < group_.world(); ++peer)
       sources_[static_cast<size_t>(peer)] =
           peer == group_.rank() ? call_.in + offset : group_.staging(peer, bank) + mine.begin * call_.item();
-    Memory::reduce(call_.reduction(), call_.out + offset, group_.result(group_.rank(), bank), sources_.data(),
-                   group_.world(), mine.size());
+    reduce_out(group_, call_, offset, sources_, mine.size(), bank, true);
   }
 
   void collect(size_t k, unsigned bank) {
@@ -47,7 +61,7 @@ class TwoShotAllReduce {
       const int peer = (group_.rank() + step) % group_.world();
       const Range theirs = shard_of(chunk, peer);
       Memory::read(call_.out + (chunk.begin + theirs.begin) * call_.item(), group_.result(peer, bank),
-                   theirs.size() * call_.item());
+                   theirs.size() * call_.item(), call_.streamed);
     }
   }
 
@@ -87,8 +101,7 @@ class TwoShotReduceScatter {
     for (int peer = 0; peer < group_.world(); ++peer)
       sources_[static_cast<size_t>(peer)] =
           peer == group_.rank() ? input(peer, r) : part(peer, group_.rank(), bank);
-    Memory::reduce(call_.reduction(), call_.out + r.begin * call_.item(), nullptr, sources_.data(),
-                   group_.world(), r.size());
+    reduce_out(group_, call_, r.begin * call_.item(), sources_, r.size(), bank, false);
   }
 
  private:

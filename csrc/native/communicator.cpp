@@ -91,10 +91,10 @@ void bind_communicator(nb::module_& m) {
   nb::class_<Communicator>(m, "Communicator", "See collectives.Communicator.")
       .def(
           "__init__",
-          [](Communicator* at, int rank, int world, double timeout) {
-            new (at) Communicator(rank, world, timeout, signal_handler_raised);
+          [](Communicator* at, int rank, int world, double timeout, size_t cache_bytes) {
+            new (at) Communicator(rank, world, timeout, signal_handler_raised, cache_bytes);
           },
-          "rank"_a, "world_size"_a, "timeout"_a)
+          "rank"_a, "world_size"_a, "timeout"_a, "cache_bytes"_a = 0)
       .def_prop_ro("announcement", &announcement, "What the other ranks must know to connect; see connect().")
       .def("connect", &connect, "announcements"_a,
            "Connects with the ranks that announced themselves, in rank order.")

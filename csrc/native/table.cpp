@@ -69,6 +69,31 @@ Enum in_range(uint8_t value, int count, const char* what) {
   return static_cast<Enum>(value);
 }
 
+Call call_from(const collectives_call& c) {
+  Call call;
+  call.descriptor.count = c.count;
+  call.descriptor.root = c.root;
+  call.descriptor.collective = in_range<Collective>(c.collective, kCollectiveCount, "collective");
+  call.descriptor.op = in_range<Op>(c.op, kOpCount, "op");
+  call.descriptor.dtype = in_range<DType>(c.dtype, kDTypeCount, "dtype");
+  call.descriptor.algorithm = in_range<Algorithm>(c.algorithm, kAlgorithmCount, "algorithm");
+  call.in = static_cast<const char*>(c.in);
+  call.out = static_cast<char*>(c.out);
+  return call;
+}
+
+// A call that cannot even be described still takes its turn, so that the peers raise at once.
+void run(Communicator& comm, const collectives_call& c) {
+  Call call;
+  try {
+    call = call_from(c);
+  } catch (const BadArgument& bad) {
+    comm.refuse(Collective::barrier, bad.what());
+    throw;
+  }
+  comm.run(call);
+}
+
 const collectives_table table = {
     .version = COLLECTIVES_TABLE_VERSION,
     .size = sizeof(collectives_table),
@@ -96,25 +121,13 @@ const collectives_table table = {
             unwrap(handle)->connect(all);
           });
         },
-    .run =
-        [](collectives_communicator* handle, const collectives_call* c) {
-          return guarded([&] {
-            Call call;
-            call.descriptor.count = c->count;
-            call.descriptor.root = c->root;
-            call.descriptor.collective = in_range<Collective>(c->collective, 5, "collective");
-            call.descriptor.op = in_range<Op>(c->op, kOpCount, "op");
-            call.descriptor.dtype = in_range<DType>(c->dtype, kDTypeCount, "dtype");
-            call.descriptor.algorithm = in_range<Algorithm>(c->algorithm, 4, "algorithm");
-            call.in = static_cast<const char*>(c->in);
-            call.out = static_cast<char*>(c->out);
-            unwrap(handle)->run(call);
-          });
-        },
+    .run = [](collectives_communicator* handle,
+              const collectives_call* c) { return guarded([&] { run(*unwrap(handle), *c); }); },
     .refuse =
         [](collectives_communicator* handle, uint8_t collective, const char* reason) {
-          return guarded(
-              [&] { unwrap(handle)->refuse(in_range<Collective>(collective, 5, "collective"), reason); });
+          return guarded([&] {
+            unwrap(handle)->refuse(in_range<Collective>(collective, kCollectiveCount, "collective"), reason);
+          });
         },
     .abort = [](collectives_communicator* handle) { unwrap(handle)->abort(); },
     .close = [](collectives_communicator* handle) { unwrap(handle)->close(); },

@@ -1,4 +1,4 @@
-"""The communicator from mpi4py, compared with MPI's own results; runs under mpirun (see tests/test_mpi.py)."""
+"""The communicator from mpi4py, compared with MPI's own results; tests/test_mpi.py runs it under mpirun."""
 
 from __future__ import annotations
 
