@@ -24,7 +24,7 @@ LAYOUTS = {
 
 
 def layout(name: str, dtype: str, fill: Any) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """An array of shape (6, 8) laid out as named and the whole buffer that it is a view of, filled with `fill`."""
+    """An array of shape (6, 8), laid out as named, and all of the buffer below it, filled with `fill`."""
     shape = LAYOUTS[name]()
     root = shape
     while root.base is not None:

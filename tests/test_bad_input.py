@@ -317,6 +317,27 @@ def values_after_refusal(comm: Any) -> list[list[float]]:
     return kept
 
 
+def test_untouched_when_ranks_disagree(pools: Any) -> None:
+    for world in (2, 3):
+        for outcomes in pools(world).run(values_after_mismatch):
+            assert outcomes == [[7.0]] * 6
+
+
+def values_after_mismatch(comm: Any) -> list[list[float]]:
+    kept = []
+    for algorithm in ("one_shot", "two_shot"):
+        for count in (10, 100_000, 1_000_000):
+            x = np.full(count, 7, np.float32)
+            outcome = attempt(comm.rank, differing_op, comm, x, algorithm)
+            assert outcome.error == "MismatchError", outcome
+            kept.append(np.unique(x).tolist())
+    return kept
+
+
+def differing_op(comm: Any, x: np.ndarray[Any, Any], algorithm: str) -> None:
+    comm.all_reduce(x, op="sum" if comm.rank else "product", algorithm=algorithm)
+
+
 def test_broadcast_from_a_read_only_root(pools: Any) -> None:
     pools(3).run(read_only_root)
 

@@ -82,10 +82,17 @@ def _case(
     rng: random.Random, collective: str, dtype: str, count: int, op: str, algorithm: str | None, world: int
 ) -> Case:
     return Case(
-        collective, dtype, count, op, algorithm,
-        in_place=rng.random() < 0.5, offset=rng.choice((0, 1, 3, 8, 16, 31)), out_offset=rng.choice((0, 1, 4, 13, 32)),
-        root=rng.randrange(world), seed=rng.randrange(1 << 30),
-    )  # fmt: skip
+        collective,
+        dtype,
+        count,
+        op,
+        algorithm,
+        in_place=rng.random() < 0.5,
+        offset=rng.choice((0, 1, 3, 8, 16, 31)),
+        out_offset=rng.choice((0, 1, 4, 13, 32)),
+        root=rng.randrange(world),
+        seed=rng.randrange(1 << 30),
+    )
 
 
 @st.composite
@@ -214,6 +221,12 @@ def stress(comm: Any, calls: int, seed: int) -> int:
 @pytest.mark.parametrize(("world", "calls"), [(2, 6000), (3, 3000), (5, 1000), (8, 600)])
 def test_many_calls_back_to_back(pools: Any, world: int, calls: int) -> None:
     assert pools(world).run(stress, calls, world, limit=120) == [0] * world
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world", [2, 3, 4, 5, 8])
+def test_a_hundred_thousand_calls(pools: Any, world: int) -> None:
+    assert pools(world).run(stress, 100_000, 100 + world, limit=600) == [0] * world
 
 
 def explain_everything(comm: Any) -> list[str]:

@@ -116,6 +116,68 @@ def test_interrupt_inside_a_waiting_call() -> None:
         assert other.finished - since < 1.5, other
 
 
+def handled_signals(comm: Any) -> tuple[int, float]:
+    """Signals whose handler returns do not end a wait."""
+    seen = []
+    signal.signal(signal.SIGALRM, lambda *_: seen.append(1))
+    if comm.rank == 0:
+        signal.setitimer(signal.ITIMER_REAL, 0.05, 0.05)
+    else:
+        time.sleep(0.6)
+    total = comm.all_reduce(np.ones(100, np.float32))[0]
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return len(seen), float(total)
+
+
+def test_a_signal_that_is_handled_does_not_end_a_wait(pools: Any) -> None:
+    results = pools(2).run(handled_signals)
+    assert results[0][0] >= 5, "the handler must run while the call waits"
+    assert [total for _, total in results] == [2.0, 2.0]
+
+
+def work_beside_a_wait(comm: Any) -> int:
+    """How far another thread of rank 0 gets while its main thread waits half a second."""
+    if comm.rank == 1:
+        time.sleep(0.5)
+        comm.barrier()
+        return 0
+    done, count = threading.Event(), [0]
+
+    def work() -> None:
+        while not done.is_set():
+            count[0] += 1
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    comm.barrier()
+    done.set()
+    thread.join()
+    return count[0]
+
+
+def test_other_threads_run_during_a_wait(pools: Any) -> None:
+    assert pools(2).run(work_beside_a_wait)[0] > 50
+
+
+def forget(comm: Any, key: str) -> Outcome | None:
+    """A communicator that is garbage on one rank while the other waits counts as closed."""
+    import collectives
+
+    os.environ["TORCHELASTIC_RUN_ID"] = key
+    new = collectives.Communicator(timeout=30)
+    if comm.rank == 1:
+        time.sleep(0.2)
+        del new
+        return None
+    return attempt(comm.rank, new.all_reduce, np.ones(4, np.float32))
+
+
+def test_a_communicator_that_is_garbage_counts_as_closed(pools: Any) -> None:
+    outcome, _ = pools(2).run(forget, new_key())
+    assert outcome.error == "ClosedError" and outcome.ranks == (1,) and outcome.elapsed < 1.5, outcome
+
+
 def two_threads(comm: Any, keys: list[str], rounds: int) -> list[str]:
     """A communicator for each thread, all used at once."""
     import collectives

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import time
@@ -102,6 +103,23 @@ def test_killed_in_the_middle_of_a_call(world: int, victim: int, algorithm: str)
         since = pool.signal(victim, signal.SIGKILL)
         assert_noticed(pool.collect(20, survivors_of(pool, victim)), "PeerDiedError", victim, since)
         assert_stays_broken(pool, survivors_of(pool, victim), "PeerDiedError", victim)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_killed_at_any_moment(world: int) -> None:
+    rng = random.Random(world)
+    for i in range(60):
+        victim = rng.randrange(world)
+        with Pool(world) as pool:
+            pool.run(warm_up)
+            pool.start(
+                loop, rng.choice((1, 10, 1000, 20_000, 400_000)), rng.choice((None, "one_shot", "two_shot"))
+            )
+            time.sleep(rng.random() * 0.05)
+            since = pool.signal(victim, signal.SIGKILL)
+            assert_noticed(pool.collect(20, survivors_of(pool, victim)), "PeerDiedError", victim, since)
+            assert_stays_broken(pool, survivors_of(pool, victim), "PeerDiedError", victim)
 
 
 def loop_with_child(comm: Any, parent: int, path: str) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
+from ranks import Pool, new_key
 
 
 def resources() -> dict[str, int]:
@@ -94,4 +97,33 @@ def test_memory_of_a_communicator_is_modest(pools: Any) -> None:
 
 
 def test_threads_are_not_started(pools: Any) -> None:
-    assert all(count == 1 for count in itertools.chain(pools(3).run(thread_count)))
+    assert pools(3).run(thread_count) == [1] * 3
+
+
+def without_descriptors(comm: Any) -> None:
+    import collectives
+
+    used = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10, used + 10))
+    fillers = []
+    try:
+        while True:
+            fillers.append(os.dup(0))
+    except OSError:
+        pass
+    try:
+        collectives.Communicator(timeout=2)
+    finally:
+        for filler in fillers:
+            os.close(filler)
+
+
+def memory_after_small_calls(comm: Any, key: str) -> int:
+    import collectives
+
+    os.environ["TORCHELASTIC_RUN_ID"] = key
+    before = resources()["kB"]
+    with collectives.Communicator(timeout=30) as new:
+        for _ in range(100):
+            new.all_reduce(np.ones(10, np.float32))
+        return resources()["kB"] - before

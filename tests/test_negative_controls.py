@@ -62,8 +62,9 @@ def test_the_suite_fails_if_each_addition_is_rounded() -> None:
     )
     assert built.returncode == 0, built.stdout + built.stderr
     (module,) = (folder / "negative" / "round_each_addition").glob("_native*")
-    # The wide types accumulate in themselves, so that nothing changes. Of two ranks only the average can tell,
-    # where the sum overflows the type but not fp32; bfloat16 has the range of fp32, and shows it from three on.
+    # The wide types accumulate in themselves, so that nothing changes. Of two ranks only the average can
+    # tell, where the sum overflows the type but not fp32; bfloat16, which has the range of fp32, shows the
+    # fault from three ranks on.
     two = {("world2", dtype) for dtype in ("float16", "float8_e4m3fn", "float8_e5m2")}
     three = {("world3", dtype) for dtype in ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")}
     assert failures(module) == two | three

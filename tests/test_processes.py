@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -268,34 +266,3 @@ def test_ranks_in_two_network_namespaces_do_not_meet() -> None:
         assert process.returncode != 0
         last = text.strip().splitlines()[-1]
         assert "CollectiveTimeoutError" in last and str(1 - rank) in last, text
-
-
-def without_descriptors(comm: Any) -> None:
-    import collectives
-
-    used = len(os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 10, used + 10))
-    fillers = []
-    try:
-        while True:
-            fillers.append(os.dup(0))
-    except OSError:
-        pass
-    try:
-        collectives.Communicator(timeout=2)
-    finally:
-        for filler in fillers:
-            os.close(filler)
-
-
-def memory_after_small_calls(comm: Any, key: str) -> int:
-    import collectives
-
-    os.environ["TORCHELASTIC_RUN_ID"] = key
-    before = resources()["kB"]
-    with collectives.Communicator(timeout=30) as new:
-        for _ in range(100):
-            new.all_reduce(np.ones(10, np.float32))
-        return resources()["kB"] - before
-
-

@@ -32,6 +32,11 @@ struct RealMemory {
     if (sleepers.load(std::memory_order_seq_cst) != 0) wake(flag);
   }
 
+  // Waits until this core's earlier stores are out.
+  static void drain() {
+    std::atomic<uint32_t> own{0};
+    own.exchange(1, std::memory_order_seq_cst);
+  }
   static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -49,18 +54,26 @@ struct RealMemory {
   static void sleep(const Word& flag, uint32_t seen, int milliseconds);
 
   // Plain data. Ordered by the flags alone: written before a publish, read after the load that saw it.
-  static void write(void* shared, const void* from, size_t bytes) {
-    if (bytes != 0) std::memcpy(shared, from, bytes);
+  // `streamed` writes past the caches; the fence that non-temporal stores need is in it.
+  static void write(void* shared, const void* from, size_t bytes, bool streamed) {
+    copy(shared, from, bytes, streamed);
   }
-  static void read(void* to, const void* shared, size_t bytes, bool streamed = false) {
-    if (streamed) return stream_copy(to, shared, bytes);
-    if (bytes != 0) std::memcpy(to, shared, bytes);
+  static void read(void* to, const void* shared, size_t bytes, bool streamed) {
+    copy(to, shared, bytes, streamed);
   }
   // Sources may be shared or private; `shared_copy` (may be null) is shared.
   template <class Function>
   static void reduce(Function function, void* to, void* shared_copy, const void* const* sources, int count,
                      size_t elements) {
     function(to, shared_copy, sources, count, elements);
+  }
+
+ private:
+  static void copy(void* to, const void* from, size_t bytes, bool streamed) {
+    if (streamed && bytes >= kStreamBytes)
+      stream_copy(to, from, bytes);
+    else if (bytes != 0)
+      std::memcpy(to, from, bytes);
   }
 };
 

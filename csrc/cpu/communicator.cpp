@@ -72,7 +72,8 @@ void Communicator::run(const Call& call) {
   }
   group.begin(d);
   Call streamed = call;
-  streamed.streamed = call.out_bytes(world_) >= stream_limit_;
+  // In place the output's lines are in the cache already, as the input's.
+  streamed.streamed = call.in != call.out && call.out_bytes(world_) >= stream_limit_;
   run_plan(streamed, plan);
   const size_t bytes = d.bytes();
   size_t staged = 0;

@@ -24,12 +24,12 @@ void run_inline(Group<Memory>& group, const Call& call, std::vector<const void*>
     case Collective::broadcast:
       group.enter(call.in, static_cast<int>(call.descriptor.root) == group.rank() ? bytes : 0);
       if (static_cast<int>(call.descriptor.root) != group.rank())
-        Memory::read(call.out, payload(static_cast<int>(call.descriptor.root)), bytes);
+        Memory::read(call.out, payload(static_cast<int>(call.descriptor.root)), bytes, false);
       return;
     case Collective::all_gather:
       group.enter(call.in, bytes);
       for (int peer = 0; peer < world; ++peer)
-        Memory::read(call.out + static_cast<size_t>(peer) * bytes, payload(peer), bytes);
+        Memory::read(call.out + static_cast<size_t>(peer) * bytes, payload(peer), bytes, false);
       return;
     case Collective::all_reduce:
     case Collective::reduce_scatter: {

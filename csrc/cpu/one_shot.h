@@ -22,7 +22,7 @@ class OneShotAllReduce {
   void stage(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
     Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(),
-                  r.size() * call_.item());
+                  r.size() * call_.item(), group_.far());
   }
 
   void consume(size_t k, unsigned bank) {
@@ -54,7 +54,7 @@ class OneShotAllGather {
   void stage(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
     Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(),
-                  r.size() * call_.item());
+                  r.size() * call_.item(), group_.far());
   }
 
   // Each rank begins with its own part and goes round, so that the ranks do not all read one slot at a time.
@@ -90,7 +90,8 @@ class OneShotBroadcast {
   void stage(size_t k, unsigned bank) {
     const Range r = chunk_range(call_.count(), chunk_, k);
     if (is_root())
-      Memory::write(group_.staging(root(), bank), call_.in + r.begin * call_.item(), r.size() * call_.item());
+      Memory::write(group_.staging(root(), bank), call_.in + r.begin * call_.item(), r.size() * call_.item(),
+                    group_.far());
   }
 
   void consume(size_t k, unsigned bank) {

@@ -8,19 +8,31 @@
 
 namespace collectives {
 
-// Reduces `elements` elements to the output at `offset` bytes and, if they are `wanted` by the peers, to this
-// rank's result slot. An output that is streamed goes through the slot in any case: the kernels write through
-// the cache.
+inline constexpr size_t kReduceBlock = 8 << 10;
+
+// Reduces `elements` elements to the output at `offset` bytes and, if the peers `want` them, to this rank's
+// result slot. The kernels write through the cache; what is to go past it is reduced in blocks that stay in
+// the first-level cache.
 template <class Memory>
-void reduce_out(Group<Memory>& group, const Call& call, size_t offset,
-                const std::vector<const void*>& sources, size_t elements, unsigned bank, bool wanted) {
+void reduce_out(Group<Memory>& group, const Call& call, size_t offset, std::vector<const void*>& sources,
+                size_t elements, unsigned bank, bool wanted) {
+  alignas(64) char block[kReduceBlock];
   char* out = call.out + offset;
   char* slot = group.result(group.rank(), bank);
-  if (!call.streamed)
-    return Memory::reduce(call.reduction(), out, wanted ? slot : nullptr, sources.data(), group.world(),
-                          elements);
-  Memory::reduce(call.reduction(), slot, nullptr, sources.data(), group.world(), elements);
-  Memory::read(out, slot, elements * call.item(), true);
+  const bool far = wanted && group.far();
+  const size_t most = call.streamed || far ? kReduceBlock / call.item() : elements;
+  for (size_t done = 0; done < elements; done += most) {
+    const size_t count = std::min(most, elements - done);
+    const size_t bytes = count * call.item();
+    char* to = call.streamed ? block : out;
+    Memory::reduce(call.reduction(), to, wanted && !far ? slot : nullptr, sources.data(), group.world(),
+                   count);
+    if (far) Memory::write(slot, to, bytes, true);
+    if (call.streamed) Memory::read(out, block, bytes, true);
+    out += bytes;
+    slot += bytes;
+    for (const void*& source : sources) source = static_cast<const char*>(source) + bytes;
+  }
 }
 
 // all_reduce. Bytes moved per rank for n bytes: (W-1)/W n staged, (W-1)/W n read from peers and reduced with
@@ -40,9 +52,9 @@ class TwoShotAllReduce {
     const Range mine = shard_of(chunk, group_.rank());
     char* slot = group_.staging(group_.rank(), bank);
     const char* in = call_.in + chunk.begin * call_.item();
-    Memory::write(slot, in, mine.begin * call_.item());
+    Memory::write(slot, in, mine.begin * call_.item(), group_.far());
     Memory::write(slot + mine.end * call_.item(), in + mine.end * call_.item(),
-                  (chunk.size() - mine.end) * call_.item());
+                  (chunk.size() - mine.end) * call_.item(), group_.far());
   }
 
   void consume(size_t k, unsigned bank) {
@@ -93,7 +105,7 @@ class TwoShotReduceScatter {
     const Range r = chunk_range(call_.count(), chunk_, k);
     for (int peer = 0; peer < group_.world(); ++peer)
       if (peer != group_.rank())
-        Memory::write(part(group_.rank(), peer, bank), input(peer, r), r.size() * call_.item());
+        Memory::write(part(group_.rank(), peer, bank), input(peer, r), r.size() * call_.item(), group_.far());
   }
 
   void consume(size_t k, unsigned bank) {
