@@ -22,8 +22,9 @@ struct Receipt {
   size_t staged_bytes = 0;  // written into this rank's staging and result slots
 };
 
-// Bytes of one staging slot: half of a 512 KB L2, so that what a rank stages and what it reads stay in cache.
-inline constexpr size_t kSlotBytes = 256 << 10;
+// Bytes of one staging slot. Measured at 1 to 4 MB with W = 2 on cores with 512 KB of L2 and 32 MB of L3: slots of 512 KB
+// and 1 MB are 15 to 25 % faster than 256 KB (fewer exchanges); beyond the cache there is no difference.
+inline constexpr size_t kSlotBytes = 512 << 10;
 
 // Made in three steps, because the middle one is the rendezvous' affair: construct, carry `announcement()` to
 // all ranks and theirs here, `connect`. One call at a time: calls from several threads take turns. Every call
