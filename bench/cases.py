@@ -17,9 +17,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 ALGORITHMS = {
     "all_reduce": ("inline", "one_shot", "two_shot"),
-    "all_gather": ("inline", "one_shot"),
+    "all_gather": ("inline", "one_shot", "direct"),
     "reduce_scatter": ("inline", "two_shot"),
-    "broadcast": ("inline", "one_shot"),
+    "broadcast": ("inline", "one_shot", "direct"),
 }
 COLLECTIVES = tuple(ALGORITHMS)
 REDUCTIONS = ("all_reduce", "reduce_scatter")

@@ -14,7 +14,7 @@ class Plan:
         nbytes: bytes of the call's larger side (all_gather: the output, reduce_scatter: the input).
         dtype: element type.
         world_size: number of ranks.
-        algorithm: ``"inline"``, ``"one_shot"`` or ``"two_shot"``.
+        algorithm: ``"inline"``, ``"one_shot"``, ``"two_shot"`` or ``"direct"``.
         chunk_bytes: bytes that one exchange of flags moves for each rank.
         chunks: number of such chunks, pipelined through two slots.
         order: order level of the result; ``"rank"`` is ((x0 + x1) + x2) + ... with one rounding at the end.

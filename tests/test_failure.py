@@ -109,7 +109,7 @@ def test_killed_in_the_middle_of_a_call(world: int, victim: int, algorithm: str)
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_killed_at_any_moment(world: int) -> None:
     rng = random.Random(world)
-    for i in range(60):
+    for _ in range(60):
         victim = rng.randrange(world)
         with Pool(world) as pool:
             pool.run(warm_up)

@@ -8,7 +8,7 @@ namespace {
 constexpr std::array<const char*, kCollectiveCount> kCollectives = {"all_reduce", "all_gather",
                                                                     "reduce_scatter", "broadcast", "barrier"};
 constexpr std::array<const char*, kAlgorithmCount> kAlgorithms = {"automatic", "inline", "one_shot",
-                                                                  "two_shot"};
+                                                                  "two_shot", "direct"};
 
 template <class Enum, size_t N>
 bool find(const std::array<const char*, N>& names, std::string_view text, Enum& found) {

@@ -12,10 +12,10 @@
 namespace collectives {
 
 enum class Collective : uint8_t { all_reduce, all_gather, reduce_scatter, broadcast, barrier };
-enum class Algorithm : uint8_t { automatic, inline_payload, one_shot, two_shot };
+enum class Algorithm : uint8_t { automatic, inline_payload, one_shot, two_shot, direct };
 
 inline constexpr int kCollectiveCount = 5;
-inline constexpr int kAlgorithmCount = 4;
+inline constexpr int kAlgorithmCount = 5;
 
 const char* name(Collective);
 const char* name(Algorithm);

@@ -105,7 +105,8 @@ File listen_at(const ProcessId& id) {
 Link connect_to(const Identity& peer, const Identity& self, int memory) {
   sockaddr_un address;
   const socklen_t length = address_of(peer.id, address);
-  Link link{stream_socket(), {}, {}};
+  Link link;
+  link.socket = stream_socket();
   limit_time(link.socket.get());
   if (connect(link.socket.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) return {};
   const std::optional<pid_t> pid = peer_pid(link.socket.get());
@@ -115,6 +116,7 @@ Link connect_to(const Identity& peer, const Identity& self, int memory) {
   hello.proof = peer.secret;
   hello.answer = self.secret;
   if (!send_hello(link.socket.get(), hello, memory)) return {};
+  link.pid = *pid;
   link.pidfd = open_pidfd(*pid);
   return link;
 }
@@ -128,7 +130,8 @@ void finish_connect(Link& link, const Identity& peer, const Identity& self) {
 }
 
 Link accept_one(int listener, const Identity& self, int memory, ProcessId& from) {
-  Link link{File(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC)), {}, {}};
+  Link link;
+  link.socket = File(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
   if (!link.socket) return {};
   limit_time(link.socket.get());
   const std::optional<pid_t> pid = peer_pid(link.socket.get());
@@ -139,6 +142,7 @@ Link accept_one(int listener, const Identity& self, int memory, ProcessId& from)
   reply.proof = hello.answer;
   if (!send_hello(link.socket.get(), reply, memory)) return {};
   from = hello.from;
+  link.pid = *pid;
   link.pidfd = open_pidfd(*pid);
   return link;
 }

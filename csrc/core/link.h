@@ -16,6 +16,7 @@ using ProcessId = std::array<unsigned char, 16>;  // random; names the listening
 using Secret = std::array<unsigned char, 16>;     // random; known only through the rendezvous
 
 struct Link {
+  pid_t pid = 0;
   File socket;
   File memory;  // the peer's memfd
   File pidfd;   // empty where the peer lives in a pid namespace that we cannot see

@@ -3,6 +3,8 @@
 // one.
 #pragma once
 
+#include <sys/types.h>
+
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -61,6 +63,9 @@ struct RealMemory {
   static void read(void* to, const void* shared, size_t bytes, bool streamed) {
     copy(to, shared, bytes, streamed);
   }
+  // Copies from the private memory of another process (of this one where pid is 0) without staging; false
+  // where the kernel refuses or the process is gone.
+  static bool pull(pid_t pid, void* to, uint64_t from, size_t bytes);
   // Sources may be shared or private; `shared_copy` (may be null) is shared.
   template <class Function>
   static void reduce(Function function, void* to, void* shared_copy, const void* const* sources, int count,

@@ -22,6 +22,7 @@ struct Announcement {
   ProcessId process;
   Secret secret;
   unsigned char host[16];  // hash of what makes the host: ranks whose hashes differ cannot share memory
+  uint64_t address;        // of the slice in the process's own memory
   uint64_t offset;         // of the slice in the arena of the process
   uint64_t bytes;          // of the slice
   uint64_t slot_bytes;
@@ -30,7 +31,7 @@ struct Announcement {
   int32_t pid;
   uint32_t serial;  // of the slice: tells a slice from a later one at the same place
 };
-static_assert(sizeof(Announcement) == 96);
+static_assert(sizeof(Announcement) == 104);
 
 class Process {
  public:

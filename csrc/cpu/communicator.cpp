@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "cpu/direct.h"
 #include "cpu/inline_payload.h"
 #include "cpu/one_shot.h"
 #include "cpu/two_shot.h"
@@ -34,10 +35,6 @@ Communicator::~Communicator() { close(); }
 void Communicator::connect(const std::vector<Announcement>& peers) {
   std::lock_guard lock(mutex_);
   membership_->connect(peers, timeout_);
-  auto& group = membership_->group();
-  group.begin(Descriptor{});
-  group.enter();
-  group.reset_epoch();
 }
 
 bool Communicator::healthy() const {
@@ -63,6 +60,7 @@ void Communicator::run(const Call& call) {
   const Descriptor& d = call.descriptor;
   check_usable(d.collective);
   auto& group = membership_->group();
+  group.catch_up();
   Plan plan;
   try {
     plan = this->plan(d);
@@ -77,7 +75,7 @@ void Communicator::run(const Call& call) {
   run_plan(streamed, plan);
   const size_t bytes = d.bytes();
   size_t staged = 0;
-  if (plan.algorithm != Algorithm::inline_payload) {
+  if (plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot) {
     const bool stages = d.collective != Collective::broadcast || static_cast<int>(d.root) == rank_;
     staged = d.collective == Collective::reduce_scatter ? bytes * static_cast<size_t>(world_ - 1)
              : stages                                   ? bytes
@@ -90,6 +88,7 @@ void Communicator::run(const Call& call) {
 void Communicator::run_plan(const Call& call, const Plan& plan) {
   auto& group = membership_->group();
   if (plan.algorithm == Algorithm::inline_payload) return run_inline(group, call, sources_);
+  if (plan.algorithm == Algorithm::direct) return run_direct(group, call);
   switch (call.descriptor.collective) {
     case Collective::all_reduce:
       if (plan.algorithm == Algorithm::one_shot)
@@ -121,11 +120,13 @@ Plan Communicator::plan(const Descriptor& d) const {
   if (d.root >= static_cast<uint32_t>(world_))
     throw BadArgument("root " + std::to_string(d.root) + " is not a rank: the world has " +
                       std::to_string(world_));
-  return make_plan(d, world_, kSlotBytes);
+  return make_plan(d, {world_, kSlotBytes, membership_->direct(),
+                       membership_->connected() && membership_->group().any_far()});
 }
 
-std::string Communicator::reason(const Descriptor& d) const {
-  return collectives::reason(d, plan(d), world_);
+Plan Communicator::explain(const Descriptor& d) const {
+  std::lock_guard lock(mutex_);
+  return plan(d);
 }
 
 std::optional<Receipt> Communicator::last_receipt() const {

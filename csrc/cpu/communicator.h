@@ -22,8 +22,9 @@ struct Receipt {
   size_t staged_bytes = 0;  // written into this rank's staging and result slots
 };
 
-// Bytes of one staging slot. Measured at 1 to 4 MB with W = 2 on cores with 512 KB of L2 and 32 MB of L3: slots of 512 KB
-// and 1 MB are 15 to 25 % faster than 256 KB (fewer exchanges); beyond the cache there is no difference.
+// Bytes of one staging slot. Measured at 1 to 4 MB with W = 2 on cores with 512 KB of L2 and 32 MB of L3:
+// slots of 512 KB and 1 MB are 15 to 25 % faster than 256 KB (fewer exchanges); beyond the cache there is no
+// difference.
 inline constexpr size_t kSlotBytes = 512 << 10;
 
 // Made in three steps, because the middle one is the rendezvous' affair: construct, carry `announcement()` to
@@ -56,14 +57,15 @@ class Communicator {
   // Takes part in a call that this rank will not make, because its arguments are bad.
   void refuse(Collective collective, const std::string& reason);
 
-  Plan plan(const Descriptor& descriptor) const;
-  std::string reason(const Descriptor& descriptor) const;
+  // The plan for a call as things stand. Throws BadArgument.
+  Plan explain(const Descriptor& descriptor) const;
   std::optional<Receipt> last_receipt() const;
 
   void abort();  // from any thread
   void close();  // does not wait for the peers
 
  private:
+  Plan plan(const Descriptor& descriptor) const;
   void check_usable(Collective collective) const;
   void run_plan(const Call& call, const Plan& plan);
 

@@ -37,8 +37,15 @@ class Group {
   using Control = ControlBlock<Word>;
   using Line = FlagLine<Word>;
 
-  Group(int rank, std::vector<char*> slices, SliceLayout layout, Watch& watch, double timeout)
-      : rank_(rank), slices_(std::move(slices)), layout_(layout), watch_(watch), timeout_(timeout) {}
+  // `pids`: of the peers as this process sees them, 0 for ranks of this very process.
+  Group(int rank, std::vector<char*> slices, std::vector<pid_t> pids, SliceLayout layout, Watch& watch,
+        double timeout)
+      : rank_(rank),
+        slices_(std::move(slices)),
+        pids_(std::move(pids)),
+        layout_(layout),
+        watch_(watch),
+        timeout_(timeout) {}
 
   int rank() const { return rank_; }
   int world() const { return static_cast<int>(slices_.size()); }
@@ -53,18 +60,36 @@ class Group {
   // Some peer sits behind another cache than this rank: what it is to read is better written past the caches.
   bool far() const { return publish_seconds_ > kFarSeconds; }
 
+  // The same of any rank, as all ranks said it in the last exchange: all ranks get the same answer.
+  bool any_far() const {
+    for (int peer = 0; peer < world(); ++peer)
+      if (line(peer, sequence_ & 1).far) return true;
+    return false;
+  }
+  // Reads the private memory of a peer that is in the same call and has told where. Throws if the peer is
+  // gone.
+  void pull(int peer, void* to, uint64_t from, size_t bytes) {
+    if (!Memory::pull(pids_[static_cast<size_t>(peer)], to, from, bytes))
+      throw fall({Standing::failed, Cause::died, static_cast<uint16_t>(peer)});
+  }
+
   // The exchange that proves a new group is no call of the user's.
   void reset_epoch() { epoch_ = 0; }
 
   bool healthy() const { return standing(rank_).state == Standing::open; }
   bool closed() const { return standing(rank_).state == Standing::closed; }
 
+  // Waits for the exchange of a refused call, which refuse() left to its peers.
+  void catch_up() {
+    if (!healthy()) throw broken();
+    settle();
+  }
+
   // Opens the next call. Afterwards the slots of next_bank() may be written.
   void begin(const Descriptor& descriptor) {
     current_ = descriptor;
     ++epoch_;
-    if (!healthy()) throw broken();
-    settle();
+    catch_up();
     // A late rank must not get a result that the others gave up on.
     if (std::optional<Failure> failure = failed_peer(sequence_ + 1)) throw *failure;
   }
@@ -126,6 +151,7 @@ class Group {
     const double before = sampled ? watch_.now() : 0;
     Line& line = control(rank_).banks[sequence_ & 1].line;
     line.kind = kind;
+    line.far = far();
     line.payload_bytes = static_cast<uint8_t>(bytes);
     Memory::write(&line.descriptor, &current_, sizeof current_, false);
     Memory::write(line.payload, payload, bytes, false);
@@ -234,6 +260,7 @@ class Group {
 
   int rank_;
   std::vector<char*> slices_;
+  std::vector<pid_t> pids_;
   SliceLayout layout_;
   Watch& watch_;
   double timeout_;

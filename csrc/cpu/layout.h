@@ -24,7 +24,8 @@ struct alignas(64) FlagLine {
   Word sequence;
   Kind kind;
   uint8_t payload_bytes;
-  uint8_t reserved[2];
+  bool far;  // see Group::far
+  uint8_t reserved;
   Descriptor descriptor;
   unsigned char payload[kPayload];
 };

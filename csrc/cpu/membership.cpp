@@ -53,6 +53,7 @@ Membership::Membership(int rank, int world, size_t slot_bytes, std::function<boo
   announcement_.process = process_->identity().id;
   announcement_.secret = process_->identity().secret;
   std::memcpy(announcement_.host, Process::host(), sizeof announcement_.host);
+  announcement_.address = reinterpret_cast<uint64_t>(slice_.memory->data());
   announcement_.offset = slice_.offset;
   announcement_.bytes = layout_.total();
   announcement_.slot_bytes = slot_bytes;
@@ -60,14 +61,15 @@ Membership::Membership(int rank, int world, size_t slot_bytes, std::function<boo
   announcement_.world = static_cast<uint32_t>(world);
   announcement_.pid = getpid();
   announcement_.serial = slice_.serial;
-  auto* control = new (slice_.memory->data()) ControlBlock<RealMemory::Word>;
-  control->standing = Standing{}.word();
-  control->token = token(announcement_);
+  new (slice_.memory->data()) Control;
+  control().standing = Standing{}.word();
+  control().token = token(announcement_);
 }
 
 Membership::~Membership() {
   if (!process_->forked()) {
-    process_->release(slice_);
+    // After a failed connect some peer may still look at it.
+    if (connected() || !met_) process_->release(slice_);
     return;
   }
   // The mappings are not in a forked child; something else may lie at their addresses by now.
@@ -75,8 +77,8 @@ Membership::~Membership() {
   new std::vector<std::shared_ptr<Mapping>>(std::move(mappings_));
 }
 
-ControlBlock<RealMemory::Word>::Token Membership::token(const Announcement& a) const {
-  ControlBlock<RealMemory::Word>::Token token{};
+Membership::Token Membership::token(const Announcement& a) {
+  Token token{};
   std::memcpy(token.process, a.process.data(), sizeof token.process);
   token.rank = a.rank;
   token.world = a.world;
@@ -86,18 +88,52 @@ ControlBlock<RealMemory::Word>::Token Membership::token(const Announcement& a) c
 
 void Membership::connect(const std::vector<Announcement>& peers, double timeout) {
   check(peers, announcement_);
-  process_->meet(peers, timeout, interrupted_);
-  std::vector<char*> slices;
+  try {
+    met_ = true;
+    process_->meet(peers, timeout, interrupted_);
+    bool direct = map(peers);
+    std::vector<char*> slices;
+    std::vector<pid_t> pids;
+    for (size_t i = 0; i < peers.size(); ++i) {
+      slices.push_back(mappings_[i]->data());
+      pids.push_back(links_[i] ? links_[i]->pid : 0);
+    }
+    group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), std::move(pids), layout_, *this,
+                   timeout);
+    // The first exchange: all ranks are there, and tell whether they may read each other's memory.
+    const unsigned bank = group_->next_bank();
+    group_->begin(Descriptor{});
+    group_->enter(&direct, sizeof direct);
+    group_->reset_epoch();
+    for (size_t i = 0; i < peers.size(); ++i)
+      direct &= group_->line(static_cast<int>(i), bank).payload[0] == 1;
+    direct_ = direct;
+  } catch (...) {
+    // Peers that have mapped this rank's slice must not wait for it.
+    if (!group_)
+      control().standing =
+          Standing{Standing::closed, Cause::closed, static_cast<uint16_t>(announcement_.rank)}.word();
+    throw;
+  }
+}
+
+// Maps every slice and reads its token back, through the mapping and, where the kernel lets us (ptrace rules,
+// seccomp, containers), out of the peer's own memory. Returns whether the latter worked for all.
+bool Membership::map(const std::vector<Announcement>& peers) {
+  bool direct = true;
   for (const Announcement& peer : peers) {
     mappings_.push_back(process_->map(peer));
     links_.push_back(process_->link(peer));
-    slices.push_back(mappings_.back()->data());
-    const auto expected = token(peer);
-    if (std::memcmp(slices.back(), &expected, sizeof expected) != 0)
+    const Token expected = token(peer);
+    if (std::memcmp(mappings_.back()->data() + offsetof(Control, token), &expected, sizeof expected) != 0)
       throw std::runtime_error("the memory that rank " + std::to_string(peer.rank) +
                                " passed does not hold its token: the ranks do not share memory");
+    Token pulled{};
+    direct &= RealMemory::pull(links_.back() ? links_.back()->pid : 0, &pulled,
+                               peer.address + offsetof(Control, token), sizeof pulled) &&
+              std::memcmp(&pulled, &expected, sizeof pulled) == 0;
   }
-  group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), layout_, *this, timeout);
+  return direct;
 }
 
 std::vector<int> Membership::dead() {

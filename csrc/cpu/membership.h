@@ -24,6 +24,8 @@ class Membership final : public Watch {
   const Announcement& announcement() const { return announcement_; }
   void connect(const std::vector<Announcement>& peers, double timeout);
 
+  // Every rank can read every other one's private memory.
+  bool direct() const { return direct_; }
   bool connected() const { return group_.has_value(); }
   bool forked() const { return process_->forked(); }
   Group& group() { return *group_; }
@@ -37,7 +39,12 @@ class Membership final : public Watch {
   static void retire(std::shared_ptr<Membership> membership);
 
  private:
-  ControlBlock<RealMemory::Word>::Token token(const Announcement& announcement) const;
+  using Control = ControlBlock<RealMemory::Word>;
+  using Token = Control::Token;
+
+  static Token token(const Announcement& announcement);
+  Control& control() { return *reinterpret_cast<Control*>(slice_.memory->data()); }
+  bool map(const std::vector<Announcement>& peers);
 
   std::shared_ptr<Process> process_;
   std::function<bool()> interrupted_;
@@ -47,6 +54,8 @@ class Membership final : public Watch {
   std::vector<std::shared_ptr<Mapping>> mappings_;
   std::vector<std::shared_ptr<Link>> links_;
   std::optional<Group> group_;
+  bool met_ = false;  // other ranks may know of the slice
+  bool direct_ = false;
 };
 
 }  // namespace collectives

@@ -1,5 +1,5 @@
-// Which algorithm serves a call, and in what pieces: a function of the descriptor, the world size and the
-// slot size, so that all ranks come to the same plan without a word.
+// Which algorithm serves a call, and in what pieces: a function of the descriptor and of circumstances that
+// all ranks see alike, so that they come to the same plan without a word.
 #pragma once
 
 #include <cstddef>
@@ -9,16 +9,21 @@
 
 namespace collectives {
 
+struct Circumstances {
+  int world;
+  size_t slot_bytes;
+  bool direct;  // every rank may read every other one's memory
+  bool far;     // some ranks sit behind different caches
+};
+
 struct Plan {
   Algorithm algorithm = Algorithm::one_shot;
-  size_t chunk = 0;   // elements that one exchange moves for each rank (of the count in the descriptor)
-  size_t chunks = 1;  // at least 1: an empty call still exchanges flags
+  size_t chunk = 0;         // elements that one exchange moves for each rank (of the count in the descriptor)
+  size_t chunks = 1;        // at least 1: an empty call still exchanges flags
+  const char* reason = "";  // why this algorithm
 };
 
 // Throws BadArgument where descriptor.algorithm forces one that cannot serve the call.
-Plan make_plan(const Descriptor& descriptor, int world, size_t slot_bytes);
-
-// Why make_plan chose what it chose, in a sentence.
-std::string reason(const Descriptor& descriptor, const Plan& plan, int world);
+Plan make_plan(const Descriptor& descriptor, const Circumstances& circumstances);
 
 }  // namespace collectives

@@ -46,7 +46,8 @@ Algorithm parse_algorithm(nb::handle object) {
   Algorithm algorithm;
   const std::string_view text = text_of(object, "algorithm");
   if (!parse(text, algorithm) || algorithm == Algorithm::automatic)
-    throw BadArgument("unknown algorithm '" + std::string(text) + "': inline, one_shot, two_shot or None");
+    throw BadArgument("unknown algorithm '" + std::string(text) +
+                      "': inline, one_shot, two_shot, direct or None");
   return algorithm;
 }
 

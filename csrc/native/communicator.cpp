@@ -36,12 +36,16 @@ Descriptor describe_bytes(const Communicator& comm, const std::string& collectiv
 nb::dict explain(const Communicator& comm, const std::string& collective, uint64_t nbytes,
                  const std::string& dtype) {
   const Descriptor d = describe_bytes(comm, collective, nbytes, dtype);
-  const Plan plan = comm.plan(d);
+  Plan plan;
+  {
+    nb::gil_scoped_release released;
+    plan = comm.explain(d);
+  }
   nb::dict result;
   result["algorithm"] = name(plan.algorithm);
   result["chunk_bytes"] = plan.chunk * size_of(d.dtype);
   result["chunks"] = plan.chunks;
-  result["reason"] = comm.reason(d);
+  result["reason"] = plan.reason;
   return result;
 }
 
@@ -120,7 +124,7 @@ void bind_communicator(nb::module_& m) {
            "filled in\n"
            "row-major order, or None for a new one of shape (world_size * n, ...). In place where x is this "
            "rank's part\n"
-           "of out. algorithm: None, inline or one_shot.\n"
+           "of out. algorithm: None, inline, one_shot or direct.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("reduce_scatter", &reduce_scatter, "x"_a.none(), "out"_a = nb::none(), "op"_a.none() = "sum",
            nb::kw_only(), "algorithm"_a = nb::none(),
@@ -133,7 +137,7 @@ void bind_communicator(nb::module_& m) {
       .def("broadcast", &broadcast, "x"_a.none(), "root"_a.none() = 0, nb::kw_only(),
            "algorithm"_a = nb::none(),
            "Copies rank root's x into every other rank's x, which has the same size and dtype.\n\n"
-           "algorithm: None, inline or one_shot.\n"
+           "algorithm: None, inline, one_shot or direct.\n"
            "Returns x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("barrier", &barrier, "Returns once every rank has called it. Raises CollectiveError.")
       .def("abort", &Communicator::abort,

@@ -1,0 +1,47 @@
+// Direct: each rank reads the other ranks' own arrays, by process_vm_readv. Nothing is staged. It needs the
+// kernel's leave (Membership::direct), and a second exchange, because nobody may return while it is being
+// read.
+//
+// It wins for data that is only moved, where copies through the slots cost most: beyond the caches, and where
+// ranks sit behind different caches. Reductions gain nothing by it (measured): what is pulled must be stored
+// before it is added.
+#pragma once
+
+#include "cpu/call.h"
+#include "cpu/group.h"
+
+namespace collectives {
+
+// all_gather and broadcast. Bytes moved per rank for n bytes a rank: all_gather (W - 1) n read from peers and
+// n copied; broadcast n read from the root. Steps: two exchanges. Order: the first carries the addresses and
+// orders the inputs, the second ends the reads. Failure: a peer that dies while it is read is named like any
+// other; the peers' memory is never written.
+template <class Memory>
+void run_direct(Group<Memory>& group, const Call& call) {
+  const auto mine = reinterpret_cast<uint64_t>(call.in);
+  const size_t bytes = call.descriptor.bytes();
+  const unsigned bank = group.next_bank();
+  group.enter(&mine, sizeof mine);
+  auto pull = [&](int peer, char* to) {
+    uint64_t theirs;
+    Memory::read(&theirs, group.line(peer, bank).payload, sizeof theirs, false);
+    group.pull(peer, to, theirs, bytes);
+  };
+  if (call.descriptor.collective == Collective::broadcast) {
+    const int root = static_cast<int>(call.descriptor.root);
+    if (root != group.rank()) pull(root, call.out);
+  } else {
+    for (int step = 0; step < group.world();
+         ++step) {  // begins with its own: not all read one rank at a time
+      const int peer = (group.rank() + step) % group.world();
+      char* to = call.out + static_cast<size_t>(peer) * bytes;
+      if (step > 0)
+        pull(peer, to);
+      else if (to != call.in)
+        Memory::read(to, call.in, bytes, call.streamed);
+    }
+  }
+  group.exchange();
+}
+
+}  // namespace collectives
