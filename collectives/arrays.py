@@ -10,8 +10,8 @@ import numpy as np
 def empty_like(x: Any, shape: tuple[int, ...]) -> Any:
     """An uninitialised, packed array of ``shape`` with the dtype of ``x``.
 
-    torch tensors (and whatever else has ``new_empty``) make a tensor; NumPy arrays and plain buffers, and objects
-    of which only ``__dlpack__`` is known, a NumPy array.
+    torch tensors (and whatever else has ``new_empty``) make a tensor; NumPy arrays and plain buffers, and
+    objects of which only ``__dlpack__`` is known, a NumPy array.
 
     Raises:
         TypeError: the element type of ``x`` is not NumPy's.

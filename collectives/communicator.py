@@ -28,19 +28,19 @@ class Communicator(_native.Communicator):
     """Connects the ranks of one host through shared memory.
 
     Args:
-        source: who the ranks are: an mpi4py communicator, a torch process group, a ``Rendezvous``, or None for the
-            environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world of one without
-            any). All ranks must construct their communicators from one source in the same order.
-        timeout: seconds after which a call, or this construction, gives up on ranks that have not arrived. None
-            takes COLLECTIVES_TIMEOUT, which is 600 where it is not set.
+        source: who the ranks are: an mpi4py communicator, a torch process group, a ``Rendezvous``, or None
+            for the environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world of
+            one without any). All ranks must construct their communicators from one source in the same order.
+        timeout: seconds after which a call, or this construction, gives up on ranks that have not arrived.
+            None takes COLLECTIVES_TIMEOUT, which is 600 where it is not set.
 
-    Every collective takes NumPy arrays (also of ml_dtypes' bfloat16, float8_e4m3fn and float8_e5m2), torch CPU
-    tensors and any object with ``__dlpack__``, of any shape, strides and alignment. It blocks until the result is
-    there, releases the GIL meanwhile, and may be called from several threads, which take turns.
+    Every collective takes NumPy arrays (also of ml_dtypes' bfloat16, float8_e4m3fn and float8_e5m2), torch
+    CPU tensors and any object with ``__dlpack__``, of any shape, strides and alignment. It blocks until the
+    result is there, releases the GIL meanwhile, and may be called from several threads, which take turns.
 
     Every call ends: with its result, or with an exception on every rank. After :class:`MismatchError` and
-    :class:`RefusedError` the communicator can be used again; after any other :class:`CollectiveError` it is broken
-    (``healthy`` is False) and every later call raises at once.
+    :class:`RefusedError` the communicator can be used again; after any other :class:`CollectiveError` it is
+    broken (``healthy`` is False) and every later call raises at once.
 
     Raises:
         CollectiveTimeoutError: ranks did not arrive; names them.
@@ -61,7 +61,8 @@ class Communicator(_native.Communicator):
         """The plan for a call, with its reason.
 
         Args:
-            collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"`` or ``"barrier"``.
+            collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"`` or
+                ``"barrier"``.
             nbytes: bytes of the call's larger side (all_gather: the output, reduce_scatter: the input).
             dtype: element type by name.
 

@@ -13,7 +13,8 @@ class CollectiveError(RuntimeError):
     """A collective failed because of what another rank did, or did not do.
 
     Attributes:
-        collective: name of the collective, such as ``"all_reduce"`` (``"rendezvous"`` while a communicator is made).
+        collective: name of the collective, such as ``"all_reduce"``; ``"rendezvous"`` while a communicator is
+            made.
         epoch: how many calls this communicator had begun, this one included; 0 before the first.
         ranks: the ranks at fault, in ascending order; empty when it is not known which.
     """

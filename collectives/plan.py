@@ -34,8 +34,8 @@ class Plan:
     def __str__(self) -> str:
         pieces = f"{self.chunks} chunks of at most" if self.chunks > 1 else "one chunk of"
         return (
-            f"{self.collective} of {self.nbytes} bytes ({self.dtype}) over {self.world_size} ranks: {self.algorithm}, "
-            f"{pieces} {self.chunk_bytes} bytes, order {self.order}; {self.reason}"
+            f"{self.collective} of {self.nbytes} bytes ({self.dtype}) over {self.world_size} ranks: "
+            f"{self.algorithm}, {pieces} {self.chunk_bytes} bytes, order {self.order}; {self.reason}"
         )
 
 
@@ -53,7 +53,7 @@ class Receipt:
         nbytes: bytes of the call's larger side.
         chunks: exchanges of data.
         order: order level of the result.
-        staged_bytes: bytes that this rank wrote into shared staging memory; 0 where they rode in the flag line.
+        staged_bytes: bytes that this rank wrote into shared staging memory; 0 where nothing is staged.
     """
 
     collective: str

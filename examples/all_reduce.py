@@ -7,4 +7,4 @@ import collectives
 with collectives.Communicator() as comm:  # whoever mpirun, torchrun, srun or collectives.launch started
     x = np.full(4, comm.rank + 1.0, dtype=np.float32)
     comm.all_reduce(x)  # in place; x now holds the sum, the same bits on every rank
-    print(comm.rank, x, comm.last_receipt().algorithm)
+    print(f"rank {comm.rank}: {x} by {comm.last_receipt().algorithm}")

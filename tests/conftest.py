@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from ranks import Pool
 
+# Those run under mpirun, which test_mpi.py starts.
+collect_ignore = [] if "--with-mpi" in sys.argv else ["mpi"]
 WORLDS = (1, 2, 3, 4, 5, 8)
 
 

@@ -68,11 +68,12 @@ void check_round(Communicator& comm, size_t count, int round, Algorithm algorith
   for (size_t i = 0; i < count; ++i) CHECK(out[i] == sum(i));
   comm.run(make_call(Collective::reduce_scatter, in, out, count));
   for (size_t i = 0; i < count; ++i) CHECK(out[i] == sum(static_cast<size_t>(comm.rank()) * count + i));
-  comm.run(make_call(Collective::all_gather, in, out, count));
+  const Algorithm moved = round % 2 == 0 ? Algorithm::direct : Algorithm::one_shot;
+  comm.run(make_call(Collective::all_gather, in, out, count, moved));
   for (int rank = 0; rank < world; ++rank)
     for (size_t i = 0; i < count; ++i)
       CHECK(out[static_cast<size_t>(rank) * count + i] == value(rank, i, round));
-  Call broadcast = make_call(Collective::broadcast, in, in, count);
+  Call broadcast = make_call(Collective::broadcast, in, in, count, moved);
   broadcast.descriptor.root = static_cast<uint32_t>(round % world);
   comm.run(broadcast);
   for (size_t i = 0; i < count; ++i) CHECK(in[i] == value(round % world, i, round));
