@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "core/stream.h"
+#include "core/copy.h"
 
 namespace collectives {
 
@@ -58,10 +58,10 @@ struct RealMemory {
   // Plain data. Ordered by the flags alone: written before a publish, read after the load that saw it.
   // `streamed` writes past the caches; the fence that non-temporal stores need is in it.
   static void write(void* shared, const void* from, size_t bytes, bool streamed) {
-    copy(shared, from, bytes, streamed);
+    streamed ? stream_copy(shared, from, bytes) : copy(shared, from, bytes);
   }
   static void read(void* to, const void* shared, size_t bytes, bool streamed) {
-    copy(to, shared, bytes, streamed);
+    streamed ? stream_copy(to, shared, bytes) : copy(to, shared, bytes);
   }
   // Copies from the private memory of another process (of this one where pid is 0) without staging; false
   // where the kernel refuses or the process is gone.
@@ -71,14 +71,6 @@ struct RealMemory {
   static void reduce(Function function, void* to, void* shared_copy, const void* const* sources, int count,
                      size_t elements) {
     function(to, shared_copy, sources, count, elements);
-  }
-
- private:
-  static void copy(void* to, const void* from, size_t bytes, bool streamed) {
-    if (streamed && bytes >= kStreamBytes)
-      stream_copy(to, from, bytes);
-    else if (bytes != 0)
-      std::memcpy(to, from, bytes);
   }
 };
 

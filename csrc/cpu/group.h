@@ -138,6 +138,8 @@ class Group {
   // the two cores share an L3, 150 ns where they do not. Where ranks run changes (virtual CPUs wander), so it
   // is sampled.
   static constexpr double kFarSeconds = 100e-9;
+  // A sample costs about as much as the exchange itself: small calls take one now and then.
+  static constexpr size_t kSampleBytes = 32 << 10;
   static constexpr uint32_t kSampleEvery = 8;
   static constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 
@@ -146,7 +148,7 @@ class Group {
 
   void publish(typename Line::Kind kind, const void* payload, size_t bytes) {
     ++sequence_;
-    const bool sampled = bytes == 0 && sequence_ % kSampleEvery == 0;
+    const bool sampled = current_.bytes() >= kSampleBytes || sequence_ % kSampleEvery == 0;
     if (sampled) Memory::drain();
     const double before = sampled ? watch_.now() : 0;
     Line& line = control(rank_).banks[sequence_ & 1].line;
@@ -156,9 +158,9 @@ class Group {
     Memory::write(&line.descriptor, &current_, sizeof current_, false);
     Memory::write(line.payload, payload, bytes, false);
     Memory::publish(line.sequence, sequence_, control(rank_).sleepers);
-    if (sampled)  // a moving average; a sample in which the core was lost counts as a few slow ones
-      publish_seconds_ +=
-          (std::min(watch_.now() - before, 4 * kFarSeconds) - publish_seconds_) / kSampleEvery;
+    // A moving average that follows in three samples; one in which the core was lost does not sway it.
+    if (sampled)
+      publish_seconds_ += (std::min(watch_.now() - before, 2 * kFarSeconds) - publish_seconds_) / 4;
   }
 
   // Waits until every rank has published the exchange that this rank published last.
