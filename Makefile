@@ -65,7 +65,7 @@ $(BUILT): $(ENVIRONMENT) pyproject.toml CMakeLists.txt $(shell find csrc -type f
 .PHONY: bench
 bench: build  ## three collectives, 2 ranks, 8 B to 64 MB, against Gloo and MPI, with a picture
 	mpirun -n 2 python -m collectives.bench all_reduce all_gather reduce_scatter \
-	  -b 8 -e 64M -f 2 --peers gloo,mpi --plot build/bench/bench.png
+	  -b 8 -e 64M -f 2 --peers gloo,mpi -J build/bench/bench.json --plot build/bench/bench.png
 
 .PHONY: test
 test: build negative  ## all tests: Python (which start mpirun themselves), then C++

@@ -29,8 +29,8 @@ class Communicator(_native.Communicator):
 
     Args:
         source: who the ranks are: an mpi4py communicator, a torch process group, a ``Rendezvous``, or None
-            for the environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world of
-            one without any). All ranks must construct their communicators from one source in the same order.
+            for the environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world
+            of one without any). All ranks construct their communicators from one source in the same order.
         timeout: seconds after which a call, or this construction, gives up on ranks that have not arrived.
             None takes COLLECTIVES_TIMEOUT, which is 600 where it is not set.
 

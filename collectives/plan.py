@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Plan:
-    """How a communicator would serve a call: equal on all ranks, and a function of the arguments alone.
+    """How a communicator would serve a call as things stand: equal on all ranks.
+
+    Things are the arguments, and what all ranks saw alike in the last exchange: whether some of them sit
+    behind different caches (docs/architecture.md). The bits of a result depend on neither.
 
     Attributes:
         collective: such as ``"all_reduce"``.

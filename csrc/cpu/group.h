@@ -2,16 +2,15 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cstring>
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/failure.h"
 #include "core/watch.h"
+#include "cpu/agreement.h"
 #include "cpu/layout.h"
 
 namespace collectives {
@@ -20,16 +19,20 @@ namespace collectives {
 inline bool reached(uint32_t seen, uint32_t target) { return static_cast<int32_t>(seen - target) >= 0; }
 
 // The exchange. Each rank counts its exchanges; exchange s is: publish one line with sequence number s, then
-// wait until every rank's line says s. All ranks make the same exchanges, because how many a call makes is a
-// function of its descriptor, and a rank whose descriptor differs is found by the first of them.
+// wait until every rank's line says s. All ranks make the same exchanges: how many a call makes follows from
+// its descriptor and the far bits of the exchange before, and a rank whose descriptor differs is found by the
+// first.
 //
-// Memory order: `publish` releases the publisher's earlier writes (payload, descriptor, staging slots) and
-// the wait acquires every peer's; so an exchange is a barrier for the data too. Reuse: lines and slots come
-// in two banks, by parity of s. A rank that has waited for all of exchange s-1 knows that every rank has
-// published s-1, and so has finished everything that it did between s-2 and s-1, in program order. So the
-// bank of s-2 is free to be written for s. `begin` establishes this before anything is staged. Failure: a
-// wait ends with an exception when a rank that has not arrived is dead, closed or failed, when abort() is
-// called, when the timeout is over, or when a signal handler raised.
+// Memory order. publish() releases the publisher's earlier writes (payload, descriptor, staging slots) and
+// the wait acquires every peer's; so an exchange is a barrier for the data too.
+//
+// Reuse. Lines and slots come in two banks, by parity of s. A rank that has waited for all of exchange s-1
+// knows that every rank has published s-1, and so has finished everything that it did between s-2 and s-1, in
+// program order. So the bank of s-2 is free to be written for s. begin() establishes this before anything is
+// staged.
+//
+// Failure. A wait ends with an exception when a rank that has not arrived is dead, closed or failed, when
+// abort() is called, when the timeout is over, or when a signal handler raised.
 template <class Memory>
 class Group {
  public:
@@ -273,7 +276,6 @@ class Group {
   Descriptor current_;
 };
 
-// Every rank reads the same lines, so all ranks come to the same verdict.
 template <class Memory>
 void Group<Memory>::check_agreement() const {
   const unsigned bank = sequence_ & 1;
@@ -283,39 +285,15 @@ void Group<Memory>::check_agreement() const {
     same &= theirs.kind == Line::call && theirs.descriptor == current_;
   }
   if (same) return;
-
-  std::vector<int> culprits;
-  std::string text = std::string(name(current_.collective)) + " (call " + std::to_string(epoch_) + "): ";
+  std::vector<Said> said;
   for (int peer = 0; peer < world(); ++peer) {
     const Line& theirs = line(peer, bank);
-    if (theirs.kind != Line::refused) continue;
     char reason[kPayload];
     Memory::read(reason, theirs.payload, theirs.payload_bytes, false);
-    text += (culprits.empty() ? "" : "; ") + list_ranks({peer}) +
-            " refused its own call: " + std::string(reason, theirs.payload_bytes);
-    culprits.push_back(peer);
+    said.push_back(
+        {theirs.kind == Line::refused, theirs.descriptor, std::string(reason, theirs.payload_bytes)});
   }
-  if (!culprits.empty())
-    throw Failure(Cause::refused, name(current_.collective), epoch_, culprits,
-                  text + ". No data moved; the communicator can still be used");
-
-  std::map<std::string, std::vector<int>> descriptions;
-  for (int peer = 0; peer < world(); ++peer)
-    descriptions[describe(line(peer, bank).descriptor)].push_back(peer);
-  size_t most = 0;
-  for (const auto& [_, ranks] : descriptions) most = std::max(most, ranks.size());
-  text += "the ranks do not agree on the call: ";
-  bool first = true;
-  for (const auto& [description, ranks] : descriptions) {
-    text +=
-        (first ? "" : "; ") + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + description;
-    first = false;
-    if (ranks.size() < most ||
-        2 * ranks.size() <= static_cast<size_t>(world()))  // no clear majority: all are named
-      culprits.insert(culprits.end(), ranks.begin(), ranks.end());
-  }
-  throw Failure(Cause::mismatched, name(current_.collective), epoch_, culprits,
-                text + ". No data moved; the communicator can still be used");
+  throw disagreement(said, current_, epoch_);
 }
 
 template <class Memory>
