@@ -43,33 +43,35 @@ void limit_time(int fd) {
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-bool send_hello(int fd, const Hello& hello, int memory) {
-  iovec part{const_cast<Hello*>(&hello), sizeof hello};
+// A hello and room for one descriptor beside it.
+struct Message {
+  iovec part;
   alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = SOL_SOCKET;
-  header->cmsg_type = SCM_RIGHTS;
-  header->cmsg_len = CMSG_LEN(sizeof(int));
-  std::memcpy(CMSG_DATA(header), &memory, sizeof memory);
-  return sendmsg(fd, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof hello);
+  msghdr header{};
+
+  explicit Message(Hello& hello) : part{&hello, sizeof hello} {
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+  }
+};
+
+bool send_hello(int fd, Hello hello, int memory) {
+  Message message(hello);
+  cmsghdr* rights = CMSG_FIRSTHDR(&message.header);
+  rights->cmsg_level = SOL_SOCKET;
+  rights->cmsg_type = SCM_RIGHTS;
+  rights->cmsg_len = CMSG_LEN(sizeof(int));
+  std::memcpy(CMSG_DATA(rights), &memory, sizeof memory);
+  return sendmsg(fd, &message.header, MSG_NOSIGNAL) == static_cast<ssize_t>(sizeof hello);
 }
 
 // Small enough for one segment of a Unix stream, so it comes whole or not at all.
 bool receive_hello(int fd, Hello& hello, File& memory) {
-  iovec part{&hello, sizeof hello};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  const ssize_t got = recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_WAITALL);
-  for (cmsghdr* h = CMSG_FIRSTHDR(&message); h != nullptr; h = CMSG_NXTHDR(&message, h))
+  Message message(hello);
+  const ssize_t got = recvmsg(fd, &message.header, MSG_CMSG_CLOEXEC | MSG_WAITALL);
+  for (cmsghdr* h = CMSG_FIRSTHDR(&message.header); h != nullptr; h = CMSG_NXTHDR(&message.header, h))
     if (h->cmsg_level == SOL_SOCKET && h->cmsg_type == SCM_RIGHTS) {
       int received = -1;
       std::memcpy(&received, CMSG_DATA(h), sizeof received);

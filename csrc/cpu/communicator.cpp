@@ -89,17 +89,18 @@ void Communicator::run_plan(const Call& call, const Plan& plan) {
   auto& group = membership_->group();
   if (plan.algorithm == Algorithm::inline_payload) return run_inline(group, call, sources_);
   if (plan.algorithm == Algorithm::direct) return run_direct(group, call);
+  const Staged<RealMemory> job{group, call, plan.chunk, sources_};
   switch (call.descriptor.collective) {
     case Collective::all_reduce:
       if (plan.algorithm == Algorithm::one_shot)
-        return run_pipeline(group, OneShotAllReduce(group, call, plan.chunk, sources_), plan.chunks);
-      return run_pipeline(group, TwoShotAllReduce(group, call, plan.chunk, sources_), plan.chunks);
+        return run_pipeline(OneShotAllReduce<RealMemory>{job}, plan.chunks);
+      return run_pipeline(TwoShotAllReduce<RealMemory>{job}, plan.chunks);
     case Collective::all_gather:
-      return run_pipeline(group, OneShotAllGather(group, call, plan.chunk), plan.chunks);
+      return run_pipeline(OneShotAllGather<RealMemory>{job}, plan.chunks);
     case Collective::reduce_scatter:
-      return run_pipeline(group, TwoShotReduceScatter(group, call, plan.chunk, sources_), plan.chunks);
+      return run_pipeline(TwoShotReduceScatter<RealMemory>{job}, plan.chunks);
     case Collective::broadcast:
-      return run_pipeline(group, OneShotBroadcast(group, call, plan.chunk), plan.chunks);
+      return run_pipeline(OneShotBroadcast<RealMemory>{job}, plan.chunks);
     case Collective::barrier:
       return;  // always inline
   }

@@ -1,9 +1,6 @@
 // One-shot: every rank stages its input, and every rank reads what it needs from all of them.
 #pragma once
 
-#include <vector>
-
-#include "cpu/call.h"
 #include "cpu/pipeline.h"
 
 namespace collectives {
@@ -12,102 +9,70 @@ namespace collectives {
 // Steps: one exchange a chunk. Numerics: rank order, one rounding. In place: element i is read before it is
 // written, and the peers read the staged copy.
 template <class Memory>
-class OneShotAllReduce {
- public:
+struct OneShotAllReduce {
   static constexpr bool kCollects = false;
-
-  OneShotAllReduce(Group<Memory>& group, const Call& call, size_t chunk, std::vector<const void*>& sources)
-      : group_(group), call_(call), chunk_(chunk), sources_(sources) {}
+  Staged<Memory> job;
 
   void stage(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
-    Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(),
-                  r.size() * call_.item(), group_.far());
+    const Range r = job.range(k);
+    job.stage(job.group.staging(job.rank(), bank), job.call.in + r.begin * job.item(), r.size());
   }
 
   void consume(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
-    const size_t offset = r.begin * call_.item();
-    for (int peer = 0; peer < group_.world(); ++peer)
-      sources_[static_cast<size_t>(peer)] =
-          peer == group_.rank() ? call_.in + offset : group_.staging(peer, bank);
-    Memory::reduce(call_.reduction(), call_.out + offset, nullptr, sources_.data(), group_.world(), r.size());
+    const Range r = job.range(k);
+    const size_t offset = r.begin * job.item();
+    for (int peer = 0; peer < job.world(); ++peer)
+      job.sources[static_cast<size_t>(peer)] =
+          peer == job.rank() ? job.call.in + offset : job.group.staging(peer, bank);
+    Memory::reduce(job.call.reduction(), job.call.out + offset, nullptr, job.sources.data(), job.world(),
+                   r.size());
   }
-
- private:
-  Group<Memory>& group_;
-  const Call& call_;
-  size_t chunk_;
-  std::vector<const void*>& sources_;
 };
 
 // all_gather. Bytes moved per rank for n bytes a rank: n staged, W * n written, of which (W - 1) * n read
-// from peers. In place (the input is this rank's part of the output): that part is not written.
+// from peers. Steps: one exchange a chunk. In place (the input is this rank's part of the output): that part
+// is not written.
 template <class Memory>
-class OneShotAllGather {
- public:
+struct OneShotAllGather {
   static constexpr bool kCollects = false;
-
-  OneShotAllGather(Group<Memory>& group, const Call& call, size_t chunk)
-      : group_(group), call_(call), chunk_(chunk) {}
+  Staged<Memory> job;
 
   void stage(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
-    Memory::write(group_.staging(group_.rank(), bank), call_.in + r.begin * call_.item(),
-                  r.size() * call_.item(), group_.far());
+    const Range r = job.range(k);
+    job.stage(job.group.staging(job.rank(), bank), job.call.in + r.begin * job.item(), r.size());
   }
 
-  // Each rank begins with its own part and goes round, so that the ranks do not all read one slot at a time.
   void consume(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
-    const size_t bytes = r.size() * call_.item();
-    for (int step = 0; step < group_.world(); ++step) {
-      const int peer = (group_.rank() + step) % group_.world();
-      char* to = call_.out + (static_cast<size_t>(peer) * call_.count() + r.begin) * call_.item();
-      if (step > 0)
-        Memory::read(to, group_.staging(peer, bank), bytes, call_.streamed);
-      else if (const char* mine = call_.in + r.begin * call_.item(); to != mine)
-        Memory::read(to, mine, bytes, call_.streamed);
+    const Range r = job.range(k);
+    for (int step = 0; step < job.world(); ++step) {
+      const int peer = job.peer_at(step);
+      char* to = job.call.out + (static_cast<size_t>(peer) * job.call.count() + r.begin) * job.item();
+      const char* from = step > 0 ? job.group.staging(peer, bank) : job.call.in + r.begin * job.item();
+      if (to != from) job.deliver(to, from, r.size());
     }
   }
-
- private:
-  Group<Memory>& group_;
-  const Call& call_;
-  size_t chunk_;
 };
 
 // broadcast. Bytes moved: n staged by the root, n read by each other rank; the root fills bank k+1 while they
-// read k.
+// read k. Steps: one exchange a chunk.
 template <class Memory>
-class OneShotBroadcast {
- public:
+struct OneShotBroadcast {
   static constexpr bool kCollects = false;
-
-  OneShotBroadcast(Group<Memory>& group, const Call& call, size_t chunk)
-      : group_(group), call_(call), chunk_(chunk) {}
+  Staged<Memory> job;
 
   void stage(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
-    if (is_root())
-      Memory::write(group_.staging(root(), bank), call_.in + r.begin * call_.item(), r.size() * call_.item(),
-                    group_.far());
+    const Range r = job.range(k);
+    if (is_root()) job.stage(job.group.staging(root(), bank), job.call.in + r.begin * job.item(), r.size());
   }
 
   void consume(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
+    const Range r = job.range(k);
     if (!is_root())
-      Memory::read(call_.out + r.begin * call_.item(), group_.staging(root(), bank), r.size() * call_.item(),
-                   call_.streamed);
+      job.deliver(job.call.out + r.begin * job.item(), job.group.staging(root(), bank), r.size());
   }
 
- private:
-  int root() const { return static_cast<int>(call_.descriptor.root); }
-  bool is_root() const { return root() == group_.rank(); }
-
-  Group<Memory>& group_;
-  const Call& call_;
-  size_t chunk_;
+  int root() const { return static_cast<int>(job.call.descriptor.root); }
+  bool is_root() const { return root() == job.rank(); }
 };
 
 }  // namespace collectives

@@ -1,37 +1,36 @@
 // Two-shot: each rank reduces one shard of every chunk; all_reduce then collects the other ranks' results.
 #pragma once
 
-#include <vector>
+#include <algorithm>
 
-#include "cpu/call.h"
 #include "cpu/pipeline.h"
 
 namespace collectives {
 
 inline constexpr size_t kReduceBlock = 8 << 10;
 
-// Reduces `elements` elements to the output at `offset` bytes and, if the peers `want` them, to this rank's
-// result slot. The kernels write through the cache; what is to go past it is reduced in blocks that stay in
-// the first-level cache.
+// Reduces `elements` elements of job.sources to the output at `offset` bytes and, if the peers want them
+// (`shared`), to this rank's result slot. The kernels write through the cache; what is to go past it is
+// reduced in blocks that stay in the first-level cache.
 template <class Memory>
-void reduce_out(Group<Memory>& group, const Call& call, size_t offset, std::vector<const void*>& sources,
-                size_t elements, unsigned bank, bool wanted) {
+void reduce_out(const Staged<Memory>& job, size_t offset, size_t elements, unsigned bank, bool shared) {
   alignas(64) char block[kReduceBlock];
+  const Call& call = job.call;
   char* out = call.out + offset;
-  char* slot = group.result(group.rank(), bank);
-  const bool far = wanted && group.far();
-  const size_t most = call.streamed || far ? kReduceBlock / call.item() : elements;
+  char* slot = job.group.result(job.rank(), bank);
+  const bool far = shared && job.group.far();
+  const size_t most = call.streamed || far ? kReduceBlock / job.item() : elements;
   for (size_t done = 0; done < elements; done += most) {
     const size_t count = std::min(most, elements - done);
-    const size_t bytes = count * call.item();
+    const size_t bytes = count * job.item();
     char* to = call.streamed ? block : out;
-    Memory::reduce(call.reduction(), to, wanted && !far ? slot : nullptr, sources.data(), group.world(),
+    Memory::reduce(call.reduction(), to, shared && !far ? slot : nullptr, job.sources.data(), job.world(),
                    count);
-    if (far) Memory::write(slot, to, bytes, true);
-    if (call.streamed) Memory::read(out, block, bytes, true);
+    if (far) job.stage(slot, to, count);
+    if (call.streamed) job.deliver(out, block, count);
     out += bytes;
     slot += bytes;
-    for (const void*& source : sources) source = static_cast<const char*>(source) + bytes;
+    for (const void*& source : job.sources) source = static_cast<const char*>(source) + bytes;
   }
 }
 
@@ -40,95 +39,75 @@ void reduce_out(Group<Memory>& group, const Call& call, size_t offset, std::vect
 // Numerics: rank order, one rounding; the owner's bits are what every rank gets. In place: a chunk is staged
 // before any of it is written.
 template <class Memory>
-class TwoShotAllReduce {
- public:
+struct TwoShotAllReduce {
   static constexpr bool kCollects = true;
-
-  TwoShotAllReduce(Group<Memory>& group, const Call& call, size_t chunk, std::vector<const void*>& sources)
-      : group_(group), call_(call), chunk_(chunk), sources_(sources) {}
+  Staged<Memory> job;
 
   void stage(size_t k, unsigned bank) {
-    const Range chunk = chunk_of(k);
-    const Range mine = shard_of(chunk, group_.rank());
-    char* slot = group_.staging(group_.rank(), bank);
-    const char* in = call_.in + chunk.begin * call_.item();
-    Memory::write(slot, in, mine.begin * call_.item(), group_.far());
-    Memory::write(slot + mine.end * call_.item(), in + mine.end * call_.item(),
-                  (chunk.size() - mine.end) * call_.item(), group_.far());
+    const Range chunk = job.range(k);
+    const Range mine = shard(chunk, job.rank());
+    char* slot = job.group.staging(job.rank(), bank);
+    const char* in = job.call.in + chunk.begin * job.item();
+    job.stage(slot, in, mine.begin);
+    job.stage(slot + mine.end * job.item(), in + mine.end * job.item(), chunk.size() - mine.end);
   }
 
   void consume(size_t k, unsigned bank) {
-    const Range chunk = chunk_of(k);
-    const Range mine = shard_of(chunk, group_.rank());
-    const size_t offset = (chunk.begin + mine.begin) * call_.item();
-    for (int peer = 0; peer < group_.world(); ++peer)
-      sources_[static_cast<size_t>(peer)] =
-          peer == group_.rank() ? call_.in + offset : group_.staging(peer, bank) + mine.begin * call_.item();
-    reduce_out(group_, call_, offset, sources_, mine.size(), bank, true);
+    const Range chunk = job.range(k);
+    const Range mine = shard(chunk, job.rank());
+    const size_t offset = (chunk.begin + mine.begin) * job.item();
+    for (int peer = 0; peer < job.world(); ++peer)
+      job.sources[static_cast<size_t>(peer)] =
+          peer == job.rank() ? job.call.in + offset : job.group.staging(peer, bank) + mine.begin * job.item();
+    reduce_out(job, offset, mine.size(), bank, true);
   }
 
   void collect(size_t k, unsigned bank) {
-    const Range chunk = chunk_of(k);
-    for (int step = 1; step < group_.world(); ++step) {
-      const int peer = (group_.rank() + step) % group_.world();
-      const Range theirs = shard_of(chunk, peer);
-      Memory::read(call_.out + (chunk.begin + theirs.begin) * call_.item(), group_.result(peer, bank),
-                   theirs.size() * call_.item(), call_.streamed);
+    const Range chunk = job.range(k);
+    for (int step = 1; step < job.world(); ++step) {
+      const int peer = job.peer_at(step);
+      const Range theirs = shard(chunk, peer);
+      job.deliver(job.call.out + (chunk.begin + theirs.begin) * job.item(), job.group.result(peer, bank),
+                  theirs.size());
     }
   }
 
- private:
-  Range chunk_of(size_t k) const { return chunk_range(call_.count(), chunk_, k); }
-  Range shard_of(Range chunk, int rank) const {
-    return shard_range(chunk.size(), group_.world(), rank, call_.item());
+  Range shard(Range chunk, int rank) const {
+    return shard_range(chunk.size(), job.world(), rank, job.item());
   }
-
-  Group<Memory>& group_;
-  const Call& call_;
-  size_t chunk_;
-  std::vector<const void*>& sources_;
 };
 
 // reduce_scatter: the first half of two-shot. Bytes moved per rank for an output of n bytes: (W-1) n staged,
 // (W-1) n read, n written. Steps: one exchange a chunk. In place (the output is this rank's part of the
 // input): the peers read staged copies, and of its own part each element is read before it is written.
 template <class Memory>
-class TwoShotReduceScatter {
- public:
+struct TwoShotReduceScatter {
   static constexpr bool kCollects = false;
-
-  TwoShotReduceScatter(Group<Memory>& group, const Call& call, size_t chunk,
-                       std::vector<const void*>& sources)
-      : group_(group), call_(call), chunk_(chunk), sources_(sources) {}
+  Staged<Memory> job;
 
   void stage(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
-    for (int peer = 0; peer < group_.world(); ++peer)
-      if (peer != group_.rank())
-        Memory::write(part(group_.rank(), peer, bank), input(peer, r), r.size() * call_.item(), group_.far());
+    const Range r = job.range(k);
+    for (int step = 1; step < job.world(); ++step) {
+      const int peer = job.peer_at(step);
+      job.stage(part(job.rank(), peer, bank), input(peer, r), r.size());
+    }
   }
 
   void consume(size_t k, unsigned bank) {
-    const Range r = chunk_range(call_.count(), chunk_, k);
-    for (int peer = 0; peer < group_.world(); ++peer)
-      sources_[static_cast<size_t>(peer)] =
-          peer == group_.rank() ? input(peer, r) : part(peer, group_.rank(), bank);
-    reduce_out(group_, call_, r.begin * call_.item(), sources_, r.size(), bank, false);
+    const Range r = job.range(k);
+    for (int peer = 0; peer < job.world(); ++peer)
+      job.sources[static_cast<size_t>(peer)] =
+          peer == job.rank() ? input(peer, r) : part(peer, job.rank(), bank);
+    reduce_out(job, r.begin * job.item(), r.size(), bank, false);
   }
 
- private:
   const char* input(int peer, Range r) const {
-    return call_.in + (static_cast<size_t>(peer) * call_.count() + r.begin) * call_.item();
+    return job.call.in + (static_cast<size_t>(peer) * job.call.count() + r.begin) * job.item();
   }
   // Where `from` stages what it has for `to`.
   char* part(int from, int to, unsigned bank) const {
-    return group_.staging(from, bank) + static_cast<size_t>(to) * chunk_ * call_.item();
+    return job.group.staging(from, bank) + static_cast<size_t>(to) * job.chunk * job.item();
   }
-
-  Group<Memory>& group_;
-  const Call& call_;
-  size_t chunk_;
-  std::vector<const void*>& sources_;
 };
 
 }  // namespace collectives
