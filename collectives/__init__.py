@@ -9,6 +9,16 @@ Ranks are processes (or threads) of one host; a :class:`Communicator` connects t
     comm.all_reduce(x)  # in place: every rank now holds the sum
 """
 
+try:
+    import collectives._native  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "collectives._native":
+        raise
+    raise ImportError(
+        f"{__file__} is in a source tree without its compiled module: run `make build` and use "
+        ".venv/bin/python, or leave this folder if collectives is installed"
+    ) from None
+
 from collectives import environment
 from collectives.communicator import Communicator
 from collectives.errors import (

@@ -28,7 +28,8 @@ class Communicator(_native.Communicator):
     """Connects the ranks of one host through shared memory.
 
     Args:
-        source: who the ranks are: an mpi4py communicator, a torch process group, a ``Rendezvous``, or None
+        source: who the ranks are: an mpi4py communicator, a torch process group, a tuple (torch store, rank,
+            world size), a ``Rendezvous``, or None
             for the environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world
             of one without any). All ranks construct their communicators from one source in the same order.
         timeout: seconds after which a call, or this construction, gives up on ranks that have not arrived.
@@ -67,8 +68,10 @@ class Communicator(_native.Communicator):
             dtype: element type by name.
 
         Raises:
-            ValueError: unknown collective or dtype.
+            ValueError: unknown collective or dtype, or no number of bytes.
         """
+        if not isinstance(nbytes, int) or nbytes < 0:
+            raise ValueError(f"nbytes must be a number of bytes, not {nbytes!r}")
         plan = self._explain(collective, nbytes, dtype)
         return Plan(
             collective=collective,

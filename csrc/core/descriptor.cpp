@@ -36,8 +36,7 @@ bool parse(std::string_view text, Algorithm& a) { return find(kAlgorithms, text,
 std::string describe(const Descriptor& d) {
   if (d.collective == Collective::barrier) return "barrier()";
   std::string text = std::string(name(d.collective)) + "(";
-  const bool reduces = d.collective == Collective::all_reduce || d.collective == Collective::reduce_scatter;
-  if (reduces) text += std::string(name(d.op)) + ", ";
+  if (reduces(d.collective)) text += std::string(name(d.op)) + ", ";
   text +=
       std::string(name(d.dtype)) + ", " + std::to_string(d.count) + (d.count == 1 ? " element" : " elements");
   if (d.collective == Collective::broadcast) text += ", root " + std::to_string(d.root);

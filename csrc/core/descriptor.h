@@ -19,6 +19,13 @@ inline constexpr int kAlgorithmCount = 5;
 
 const char* name(Collective);
 const char* name(Algorithm);
+constexpr bool reduces(Collective c) {
+  return c == Collective::all_reduce || c == Collective::reduce_scatter;
+}
+// One side of the call holds a part for each rank.
+constexpr bool sharded(Collective c) {
+  return c == Collective::all_gather || c == Collective::reduce_scatter;
+}
 bool parse(std::string_view, Collective&);
 bool parse(std::string_view, Algorithm&);
 

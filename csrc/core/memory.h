@@ -1,6 +1,6 @@
 // The memory policy: every access that the protocol makes to memory which another rank may write or read goes
-// through one of these functions, so that the same protocol text runs on real memory and on an emulated weak
-// one.
+// through one of these functions. The protocol is a template on it, so that the same text can run on an
+// emulated weak memory.
 #pragma once
 
 #include <sys/types.h>
@@ -28,7 +28,6 @@ struct RealMemory {
   using Word = std::atomic<uint32_t>;
 
   static uint32_t load(const Word& word) { return word.load(std::memory_order_acquire); }
-  static void store(Word& word, uint32_t value) { word.store(value, std::memory_order_release); }
   static void publish(Word& flag, uint32_t value, const Word& sleepers) {
     flag.store(value, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) != 0) wake(flag);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <utility>
 
 namespace collectives {
 namespace {
@@ -26,9 +27,12 @@ Failure disagreement(const std::vector<Said>& said, const Descriptor& mine, uint
   std::map<std::string, std::vector<int>> calls;
   for (size_t rank = 0; rank < said.size(); ++rank)
     calls[describe(said[rank].descriptor)].push_back(static_cast<int>(rank));
+  std::vector<std::pair<std::string, std::vector<int>>> by_size(calls.begin(), calls.end());
+  std::stable_sort(by_size.begin(), by_size.end(),
+                   [](const auto& a, const auto& b) { return a.second.size() > b.second.size(); });
   text += "the ranks do not agree on the call: ";
   bool first = true;
-  for (const auto& [call, ranks] : calls) {
+  for (const auto& [call, ranks] : by_size) {
     text += (first ? "" : "; ") + list_ranks(ranks) + (ranks.size() == 1 ? " calls " : " call ") + call;
     first = false;
     if (2 * ranks.size() <= said.size()) culprits.insert(culprits.end(), ranks.begin(), ranks.end());

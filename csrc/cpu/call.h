@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "core/descriptor.h"
+#include "cpu/layout.h"
 #include "cpu/reduce.h"
 
 namespace collectives {
@@ -16,7 +17,7 @@ struct Call {
   Descriptor descriptor;
   const char* in = nullptr;
   char* out = nullptr;
-  bool streamed = false;  // the outputs of all ranks overflow the last-level cache: write them past it
+  bool streamed = false;  // the outputs of all ranks fill half of the last-level cache: write them past it
 
   size_t item() const { return size_of(descriptor.dtype); }
   size_t count() const { return static_cast<size_t>(descriptor.count); }
@@ -43,7 +44,7 @@ inline Range chunk_range(size_t count, size_t chunk, size_t index) {
 // A chunk cut into one shard a rank. Shards begin at cache lines of the slot, so that no two ranks write one
 // line.
 inline Range shard_range(size_t count, int world, int rank, size_t item) {
-  const size_t line = std::max<size_t>(1, 64 / item);
+  const size_t line = std::max<size_t>(1, kCacheLine / item);
   const size_t even = (count + static_cast<size_t>(world) - 1) / static_cast<size_t>(world);
   const size_t shard = (even + line - 1) / line * line;
   const size_t begin = std::min(count, static_cast<size_t>(rank) * shard);

@@ -10,7 +10,7 @@
 namespace collectives {
 namespace {
 
-constexpr size_t kUnknownCache = 32 << 20;
+constexpr size_t kUnknownCache = 32 << 20;  // a common size of an L3
 
 }  // namespace
 
@@ -60,25 +60,30 @@ void Communicator::run(const Call& call) {
   const Descriptor& d = call.descriptor;
   check_usable(d.collective);
   auto& group = membership_->group();
-  group.catch_up();
+  group.begin(d);
   Plan plan;
   try {
     plan = this->plan(d);
   } catch (const BadArgument& bad) {
-    group.refuse(d, bad.what());
+    group.refuse(bad.what());
     throw;
   }
-  group.begin(d);
   Call streamed = call;
   // In place the output's lines are in the cache already, as the input's.
   streamed.streamed = call.in != call.out && call.out_bytes(world_) >= stream_limit_;
-  run_plan(streamed, plan);
+  if (plan.algorithm == Algorithm::direct && !run_direct(group, streamed)) {
+    // Some rank's memory could not be read, as all ranks were told: stage it.
+    Descriptor staged = d;
+    staged.algorithm = Algorithm::one_shot;
+    plan = this->plan(staged);
+  }
+  if (plan.algorithm != Algorithm::direct) run_plan(streamed, plan);
   const size_t bytes = d.bytes();
   size_t staged = 0;
   if (plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot) {
     const bool stages = d.collective != Collective::broadcast || static_cast<int>(d.root) == rank_;
     staged = d.collective == Collective::reduce_scatter ? bytes * static_cast<size_t>(world_ - 1)
-             : stages                                   ? bytes
+             : stages && world_ > 1                     ? bytes
                                                         : 0;
   }
   receipt_ = Receipt{group.epoch(), d, plan.chunks, staged};
@@ -88,7 +93,6 @@ void Communicator::run(const Call& call) {
 void Communicator::run_plan(const Call& call, const Plan& plan) {
   auto& group = membership_->group();
   if (plan.algorithm == Algorithm::inline_payload) return run_inline(group, call, sources_);
-  if (plan.algorithm == Algorithm::direct) return run_direct(group, call);
   const Staged<RealMemory> job{group, call, plan.chunk, sources_};
   switch (call.descriptor.collective) {
     case Collective::all_reduce:
@@ -111,12 +115,12 @@ void Communicator::refuse(Collective collective, const std::string& reason) {
   check_usable(collective);
   Descriptor d;
   d.collective = collective;
-  membership_->group().refuse(d, reason);
+  membership_->group().begin(d);
+  membership_->group().refuse(reason);
 }
 
 Plan Communicator::plan(const Descriptor& d) const {
-  const bool reduces = d.collective == Collective::all_reduce || d.collective == Collective::reduce_scatter;
-  if (reduces && !supports(d.dtype, d.op))
+  if (reduces(d.collective) && !supports(d.dtype, d.op))
     throw BadArgument(std::string(name(d.op)) + " is not defined for " + name(d.dtype));
   if (d.root >= static_cast<uint32_t>(world_))
     throw BadArgument("root " + std::to_string(d.root) + " is not a rank: the world has " +

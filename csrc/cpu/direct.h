@@ -14,18 +14,21 @@ namespace collectives {
 
 // all_gather and broadcast. Bytes moved per rank for n bytes a rank: all_gather (W - 1) n read from peers and
 // n copied; broadcast n read from the root. Steps: two exchanges. Order: the first carries the addresses and
-// orders the inputs, the second ends the reads. Failure: a peer that dies while it is read is named like any
-// other; the peers' memory is never written.
+// orders the inputs, the second ends the reads and tells all ranks whether they worked. Returns false on all
+// ranks where some memory could not be read (memory of a device, say, or protected): the inputs are as they
+// were, and the call is to be made another way. A peer that dies is named by the exchange like any other. The
+// peers' memory is never written.
 template <class Memory>
-void run_direct(Group<Memory>& group, const Call& call) {
+bool run_direct(Group<Memory>& group, const Call& call) {
   const auto mine = reinterpret_cast<uint64_t>(call.in);
   const size_t bytes = call.descriptor.bytes();
-  const unsigned bank = group.next_bank();
+  unsigned bank = group.next_bank();
   group.enter(&mine, sizeof mine);
+  bool worked = true;
   auto pull = [&](int peer, char* to) {
     uint64_t theirs;
     Memory::read(&theirs, group.line(peer, bank).payload, sizeof theirs, false);
-    group.pull(peer, to, theirs, bytes);
+    worked = worked && group.pull(peer, to, theirs, bytes);
   };
   if (call.descriptor.collective == Collective::broadcast) {
     const int root = static_cast<int>(call.descriptor.root);
@@ -41,7 +44,10 @@ void run_direct(Group<Memory>& group, const Call& call) {
         Memory::read(to, call.in, bytes, call.streamed);
     }
   }
-  group.exchange();
+  bank = group.next_bank();
+  group.exchange(&worked, sizeof worked);
+  for (int peer = 0; peer < group.world(); ++peer) worked = worked && group.line(peer, bank).payload[0] == 1;
+  return worked;
 }
 
 }  // namespace collectives

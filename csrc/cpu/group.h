@@ -64,16 +64,11 @@ class Group {
   bool far() const { return publish_seconds_ > kFarSeconds; }
 
   // The same of any rank, as all ranks said it in the last exchange: all ranks get the same answer.
-  bool any_far() const {
-    for (int peer = 0; peer < world(); ++peer)
-      if (line(peer, sequence_ & 1).far) return true;
-    return false;
-  }
-  // Reads the private memory of a peer that is in the same call and has told where. Throws if the peer is
-  // gone.
-  void pull(int peer, void* to, uint64_t from, size_t bytes) {
-    if (!Memory::pull(pids_[static_cast<size_t>(peer)], to, from, bytes))
-      throw fall({Standing::failed, Cause::died, static_cast<uint16_t>(peer)});
+  bool any_far() const { return any_far_; }
+  // Reads the private memory of a peer that is in the same call and has told where; false where that cannot
+  // be done.
+  bool pull(int peer, void* to, uint64_t from, size_t bytes) const {
+    return Memory::pull(pids_[static_cast<size_t>(peer)], to, from, bytes);
   }
 
   // The exchange that proves a new group is no call of the user's.
@@ -82,39 +77,36 @@ class Group {
   bool healthy() const { return standing(rank_).state == Standing::open; }
   bool closed() const { return standing(rank_).state == Standing::closed; }
 
-  // Waits for the exchange of a refused call, which refuse() left to its peers.
-  void catch_up() {
-    if (!healthy()) throw broken();
-    settle();
-  }
-
-  // Opens the next call. Afterwards the slots of next_bank() may be written.
+  // Opens the next call: afterwards any_far() is what all ranks see, and the slots of next_bank() may be
+  // written. Waits only if the call before was refused, for the peers' lines of that one.
   void begin(const Descriptor& descriptor) {
     current_ = descriptor;
     ++epoch_;
-    catch_up();
+    if (!healthy()) throw broken();
+    settle();
     // A late rank must not get a result that the others gave up on.
     if (std::optional<Failure> failure = failed_peer(sequence_ + 1)) throw *failure;
   }
 
   // The first exchange of a call: all ranks must have described the same call.
   void enter(const void* payload = nullptr, size_t bytes = 0) {
-    publish(Line::call, payload, bytes);
+    publish(Line::call, true, payload, bytes);
     settle();
     check_agreement();
   }
 
   // A later exchange of the same call.
-  void exchange() {
-    publish(Line::call, nullptr, 0);
+  void exchange(const void* payload = nullptr, size_t bytes = 0) {
+    publish(Line::call, false, payload, bytes);
     settle();
   }
 
-  // Takes this rank's part in a call that it will not make: the peers raise at once instead of waiting. Does
-  // not wait for them, unless the call before was refused too and they have not yet seen that.
-  void refuse(const Descriptor& descriptor, const std::string& reason) {
-    begin(descriptor);
-    publish(Line::refused, reason.data(), std::min(reason.size(), kPayload));
+  // Takes this rank's part in a call that it opened and will not make: the peers raise at once. Does not wait
+  // for them.
+  void refuse(const std::string& reason) {
+    std::string said = reason;
+    if (said.size() > kPayload) said.replace(kPayload - 3, std::string::npos, "...");
+    publish(Line::refused, true, said.data(), said.size());
   }
 
   // From any thread, also while another one waits.
@@ -143,17 +135,21 @@ class Group {
   static constexpr double kFarSeconds = 100e-9;
   // A sample costs about as much as the exchange itself: small calls take one now and then.
   static constexpr size_t kSampleBytes = 32 << 10;
+  static constexpr double kPauseSeconds = 100e-6;
   static constexpr uint32_t kSampleEvery = 8;
   static constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 
   Control& control(int peer) const { return *reinterpret_cast<Control*>(slices_[peer]); }
   Standing standing(int peer) const { return Standing::from(Memory::load(control(peer).standing)); }
 
-  void publish(typename Line::Kind kind, const void* payload, size_t bytes) {
+  void publish(typename Line::Kind kind, bool first, const void* payload, size_t bytes) {
     ++sequence_;
-    const bool sampled = current_.bytes() >= kSampleBytes || sequence_ % kSampleEvery == 0;
-    if (sampled) Memory::drain();
-    const double before = sampled ? watch_.now() : 0;
+    const bool timed = current_.bytes() >= kSampleBytes || sequence_ % kSampleEvery == 0;
+    if (timed) Memory::drain();
+    const double before = timed ? watch_.now() : 0;
+    // After a pause, or with a peer to be woken, the time says nothing about caches.
+    const bool sampled = timed && !(first && before - published_ > kPauseSeconds) &&
+                         Memory::load(control(rank_).sleepers) == 0;
     Line& line = control(rank_).banks[sequence_ & 1].line;
     line.kind = kind;
     line.far = far();
@@ -162,8 +158,8 @@ class Group {
     Memory::write(line.payload, payload, bytes, false);
     Memory::publish(line.sequence, sequence_, control(rank_).sleepers);
     // A moving average that follows in three samples; one in which the core was lost does not sway it.
-    if (sampled)
-      publish_seconds_ += (std::min(watch_.now() - before, 2 * kFarSeconds) - publish_seconds_) / 4;
+    if (timed) published_ = watch_.now();
+    if (sampled) publish_seconds_ += (std::min(published_ - before, 2 * kFarSeconds) - publish_seconds_) / 4;
   }
 
   // Waits until every rank has published the exchange that this rank published last.
@@ -181,6 +177,8 @@ class Group {
         Memory::pause();
       }
     }
+    any_far_ = false;
+    for (int peer = 0; peer < world(); ++peer) any_far_ |= line(peer, sequence_ & 1).far;
     settled_ = sequence_;
   }
 
@@ -272,7 +270,9 @@ class Group {
   uint32_t sequence_ = 0;  // exchanges published
   uint32_t settled_ = 0;   // the last exchange that was waited for
   uint64_t epoch_ = 0;     // calls begun
-  double publish_seconds_ = 0;
+  bool any_far_ = false;
+  double publish_seconds_ = 0;  // what it takes to publish a line
+  double published_ = 0;        // when a line was last published, where that was timed
   Descriptor current_;
 };
 

@@ -8,8 +8,8 @@
 
 namespace collectives {
 
-// Two lines of 64 bytes: adjacent-line prefetchers fetch pairs.
-inline constexpr size_t kLine = 128;
+inline constexpr size_t kCacheLine = 64;
+inline constexpr size_t kLinePair = 2 * kCacheLine;  // prefetchers fetch adjacent lines together
 inline constexpr size_t kPage = 4096;
 inline constexpr int kMaxWorld = 1024;  // ranks of one host; every exchange reads a line of each
 inline constexpr size_t kPayload = 40;  // bytes that ride in a flag line beside the flag and the fingerprint
@@ -18,7 +18,7 @@ inline constexpr size_t round_up(size_t value, size_t unit) { return (value + un
 
 // A flag line: one cache line with one writer. `sequence` is stored last and announces the rest.
 template <class Word>
-struct alignas(64) FlagLine {
+struct alignas(kCacheLine) FlagLine {
   enum Kind : uint8_t { call = 1, refused = 2 };
 
   Word sequence;
@@ -39,13 +39,13 @@ struct ControlBlock {
     uint32_t world;
     uint32_t serial;
   } token;
-  alignas(kLine) Word standing;
-  alignas(kLine) Word sleepers;
-  struct alignas(kLine) Bank {
+  alignas(kLinePair) Word standing;
+  alignas(kLinePair) Word sleepers;
+  struct alignas(kLinePair) Bank {
     FlagLine<Word> line;
   } banks[2];  // by parity of the sequence number
 };
-static_assert(sizeof(FlagLine<uint32_t>) == 64);
+static_assert(sizeof(FlagLine<uint32_t>) == kCacheLine);
 static_assert(sizeof(ControlBlock<uint32_t>) <= kPage);
 
 // Slot addresses are functions of the communicator's capacity and the rank, never of a message's size. Each
@@ -57,7 +57,7 @@ struct SliceLayout {
 
   SliceLayout(size_t slot_bytes, int world)
       : slot_bytes(slot_bytes),
-        result_bytes(round_up(slot_bytes / static_cast<size_t>(world) + 2 * kLine, kPage)) {}
+        result_bytes(round_up(slot_bytes / static_cast<size_t>(world) + 2 * kLinePair, kPage)) {}
 
   size_t staging(unsigned bank) const { return kPage + bank * slot_bytes; }
   size_t result(unsigned bank) const { return kPage + 2 * slot_bytes + bank * result_bytes; }

@@ -12,18 +12,12 @@ namespace {
 // correctness.
 
 // Up to here one exchange of flags costs more than reading every rank's whole input. One-shot moves (W + 1) n
-// bytes a rank and two-shot about 4 n, so the limit falls as the world grows.
+// bytes a rank and two-shot less than 3 n, so the limit falls as the world grows.
 constexpr size_t kOneShot = 64 << 10;
 size_t one_shot_limit(int world) { return world <= 2 ? kOneShot : kOneShot / static_cast<size_t>(world - 1); }
 
 // From this many bytes on, counted on the larger side, reading the peers' arrays beats staging.
 size_t direct_limit(bool far) { return far ? 512 << 10 : 2 << 20; }
-
-bool only_moves(Collective c) { return c == Collective::all_gather || c == Collective::broadcast; }
-
-bool sharded(const Descriptor& d) {
-  return d.collective == Collective::all_gather || d.collective == Collective::reduce_scatter;
-}
 
 // Bytes that one rank's line carries if the payload rides in it.
 size_t inline_bytes(const Descriptor& d, int world) {
@@ -39,9 +33,11 @@ void choose(const Descriptor& d, const Circumstances& c, Plan& plan) {
     plan.algorithm = algorithm;
     plan.reason = reason;
   };
-  const size_t whole = d.bytes() * (sharded(d) ? static_cast<size_t>(c.world) : 1);
+  const size_t whole = d.bytes() * (sharded(d.collective) ? static_cast<size_t>(c.world) : 1);
   if (fits_inline(d, c.world)) return take(Algorithm::inline_payload, "the payload rides in the flag line");
-  if (c.direct && c.world > 1 && only_moves(d.collective) && whole >= direct_limit(c.far))
+  if (c.world == 1 && reduces(d.collective))
+    return take(Algorithm::two_shot, "a world of one: nothing is exchanged");
+  if (c.direct && c.world > 1 && !reduces(d.collective) && whole >= direct_limit(c.far))
     return take(Algorithm::direct,
                 c.far ? "ranks sit behind different caches: reading their arrays costs less than staging"
                       : "beyond the caches one copy costs less than two");
@@ -57,7 +53,7 @@ void choose(const Descriptor& d, const Circumstances& c, Plan& plan) {
 }
 
 void check_forced(const Descriptor& d, const Circumstances& c) {
-  const bool moves = only_moves(d.collective);
+  const bool moves = !reduces(d.collective);
   if (d.algorithm == Algorithm::inline_payload && !fits_inline(d, c.world))
     throw BadArgument("algorithm inline carries at most " + std::to_string(kPayload) + " bytes a rank, not " +
                       std::to_string(inline_bytes(d, c.world)));
@@ -88,7 +84,7 @@ Plan make_plan(const Descriptor& d, const Circumstances& c) {
   }
   if (plan.algorithm == Algorithm::inline_payload || plan.algorithm == Algorithm::direct) return plan;
   const size_t item = size_of(d.dtype);
-  const size_t line = std::max<size_t>(1, 64 / item);
+  const size_t line = std::max<size_t>(1, kCacheLine / item);
   size_t capacity = c.slot_bytes / item;
   if (d.collective == Collective::reduce_scatter) capacity /= static_cast<size_t>(c.world);
   capacity = capacity / line * line;

@@ -7,11 +7,11 @@
 
 namespace collectives {
 
-inline constexpr size_t kReduceBlock = 8 << 10;
+inline constexpr size_t kReduceBlock = 8 << 10;  // with its sources it fits a first-level cache of 32 KB
 
 // Reduces `elements` elements of job.sources to the output at `offset` bytes and, if the peers want them
 // (`shared`), to this rank's result slot. The kernels write through the cache; what is to go past it is
-// reduced in blocks that stay in the first-level cache.
+// reduced in blocks that stay in the first-level cache. Leaves job.sources behind the elements that it read.
 template <class Memory>
 void reduce_out(const Staged<Memory>& job, size_t offset, size_t elements, unsigned bank, bool shared) {
   alignas(64) char block[kReduceBlock];
@@ -59,7 +59,7 @@ struct TwoShotAllReduce {
     for (int peer = 0; peer < job.world(); ++peer)
       job.sources[static_cast<size_t>(peer)] =
           peer == job.rank() ? job.call.in + offset : job.group.staging(peer, bank) + mine.begin * job.item();
-    reduce_out(job, offset, mine.size(), bank, true);
+    reduce_out(job, offset, mine.size(), bank, job.world() > 1);
   }
 
   void collect(size_t k, unsigned bank) {

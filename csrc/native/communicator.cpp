@@ -28,8 +28,7 @@ Descriptor describe_bytes(const Communicator& comm, const std::string& collectiv
                       "': all_reduce, all_gather, reduce_scatter, broadcast or barrier");
   if (!parse(dtype, d.dtype)) throw BadArgument("unknown dtype '" + dtype + "'");
   // The bytes of a call are those of its larger side.
-  const bool sharded = d.collective == Collective::all_gather || d.collective == Collective::reduce_scatter;
-  d.count = nbytes / size_of(d.dtype) / (sharded ? static_cast<uint64_t>(comm.world()) : 1);
+  d.count = nbytes / size_of(d.dtype) / (sharded(d.collective) ? static_cast<uint64_t>(comm.world()) : 1);
   return d;
 }
 
@@ -57,17 +56,15 @@ nb::object receipt(const Communicator& comm) {
   }
   if (!last) return nb::none();
   const Descriptor& d = last->descriptor;
-  const bool reduces = d.collective == Collective::all_reduce || d.collective == Collective::reduce_scatter;
-  const bool sharded = d.collective == Collective::all_gather || d.collective == Collective::reduce_scatter;
   nb::dict result;
   result["collective"] = name(d.collective);
   result["epoch"] = last->epoch;
   result["algorithm"] = name(d.algorithm);
-  result["op"] = reduces ? nb::object(nb::str(name(d.op))) : nb::object(nb::none());
+  result["op"] = reduces(d.collective) ? nb::object(nb::str(name(d.op))) : nb::object(nb::none());
   result["dtype"] =
       d.collective == Collective::barrier ? nb::object(nb::none()) : nb::object(nb::str(name(d.dtype)));
   result["count"] = d.count;
-  result["nbytes"] = d.bytes() * (sharded ? static_cast<size_t>(comm.world()) : 1);
+  result["nbytes"] = d.bytes() * (sharded(d.collective) ? static_cast<size_t>(comm.world()) : 1);
   result["chunks"] = last->chunks;
   result["staged_bytes"] = last->staged_bytes;
   return result;
