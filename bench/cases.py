@@ -37,6 +37,7 @@ NCCL_DTYPES = {
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+EXTENDED = ("bfloat16", "float8_e4m3fn", "float8_e5m2")  # of ml_dtypes
 COMPLEX = ("complex64", "complex128")
 DTYPES = FLOATS + INTEGERS + ("bool",) + COMPLEX
 
@@ -82,7 +83,7 @@ def parse_dtype(text: str) -> str:
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
     """The NumPy dtype of our `name`; bfloat16 and float8 are those of ml_dtypes."""
-    if name in ("bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if name in EXTENDED:
         import ml_dtypes
 
         extended: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import time
 from collections.abc import Sequence
@@ -24,9 +23,16 @@ from collectives.bench.cases import (
     sweep_sizes,
 )
 from collectives.bench.header import config, header
-from collectives.bench.host import environment, gather_ranks
+from collectives.bench.host import environment, gather_ranks, load_average, load_warning
 from collectives.bench.peers import Contender, Gloo, Mpi, Ours
-from collectives.bench.start import StartError, communicator_source, let_mpi_yield
+from collectives.bench.progress import Progress
+from collectives.bench.start import (
+    StartError,
+    check_algorithm,
+    check_packages,
+    communicator_source,
+    let_mpi_yield,
+)
 from collectives.bench.sweep import Options, Row, Sweep
 from collectives.communicator import Communicator
 from collectives.environment import Launch, launched
@@ -161,6 +167,7 @@ def _parse(argv: Sequence[str], launch: Launch) -> argparse.Namespace:
             p.error(f"{collective} has no {args.algorithm}; it has {', '.join(ALGORITHMS[collective])}")
         if not list(combinations(collective, args, world_size)):
             p.error(f"{collective}: none of the operators {args.op} is defined on {args.datatype}")
+    args.collective = list(dict.fromkeys(args.collective))
     if args.peers == "all":
         args.peers = list(PEERS)
     for name in ("json", "plot"):
@@ -188,6 +195,7 @@ def main(argv: Sequence[str]) -> int:
     launch = launched()
     args = _parse(argv, launch)
     try:
+        check_packages(list(DTYPES) if args.datatype == "all" else args.datatype, args.peers, args.plot)
         if launch.launcher == "none":
             if "mpi" in args.peers:
                 communicator_source(launch, wants_mpi=True)
@@ -197,17 +205,24 @@ def main(argv: Sequence[str]) -> int:
         yields = let_mpi_yield(launch.world_size)
         source = communicator_source(launch, "mpi" in args.peers)
     except StartError as error:
-        if launch.rank == 0:
-            print(f"collectives.bench: {error}", file=sys.stderr)
-        return 2
+        return _cannot_start(error, launch.rank)
     comm = Communicator(source)
     try:
+        check_algorithm(comm, args.algorithm)
         status = _run(comm, args, argv, launch, yields)
+    except StartError as error:  # on all ranks alike
+        status = _cannot_start(error, comm.rank)
     except BaseException:
         comm.abort()  # the other ranks would wait for this one
         raise
     comm.close()
     return status
+
+
+def _cannot_start(error: StartError, rank: int) -> int:
+    if rank == 0:
+        print(f"collectives.bench: {error}", file=sys.stderr)
+    return 2
 
 
 def _plot(argv: Sequence[str]) -> int:
@@ -220,9 +235,12 @@ def _plot(argv: Sequence[str]) -> int:
     from collectives.bench.plot import plot_file
 
     try:
+        check_packages(picture=args.picture)
         print(plot_file(args.results, args.picture))
     except (OSError, ValueError, KeyError) as error:
         p.error(f"cannot draw {args.results}: {error!r}")
+    except StartError as error:
+        return _cannot_start(error, 0)
     return 0
 
 
@@ -238,19 +256,22 @@ def _run(
     for line in header(args, facts, ranks, yields):
         say("# " + line)
     options = Options(args.iters, args.warmup_iters, args.rounds, args.check > 0, args.average)
-    progress = _Progress(comm.rank == 0 and sys.stderr.isatty())
+    progress = Progress(comm.rank == 0 and sys.stderr.isatty())
     sweep = Sweep(comm, ours, peers, options, args.maxbytes, progress)
     rows: list[Row] = []
+    loads: dict[str, dict[str, float]] = {}
     for collective in args.collective:
         say(f"#\n# {collective}")
         say(report.column_heads(args.peers), flush=True)
-        first = len(rows)
+        first, load = len(rows), loads.setdefault(collective, {"start": load_average()})
         for dtype, op, root in combinations(collective, args, comm.world_size):
             for size in sweep_sizes(args.minbytes, args.maxbytes, args.stepfactor, args.stepbytes):
                 rows.append(sweep.row(collective, size, dtype, op, root))
                 progress.clear()
                 say(report.table_line(rows[-1], args.peers), flush=True)
-        say(report.footer(report.summarize(rows[first:], args.peers), args.peers), flush=True)
+        load["end"] = load_average()
+        warning = load_warning(load.values(), facts)
+        say(report.footer(report.summarize(rows[first:], args.peers), args.peers, warning), flush=True)
     if comm.rank == 0:
         head = {
             "version": report.JSON_VERSION,
@@ -259,7 +280,7 @@ def _run(
             "config": {**config(args), "devices": ranks},
             "environment": facts,
         }
-        content = report.document(head, rows, args.peers, time.strftime(TIME_FORMAT))
+        content = report.document(head, rows, args.peers, time.strftime(TIME_FORMAT), loads)
         if args.json:
             report.write_json(args.json, content)
             print(f"# JSON: {args.json}")
@@ -271,23 +292,3 @@ def _run(
     for peer in peers:
         peer.close()
     return 1 if report.summarize(rows, []).out_of_bounds else 0
-
-
-class _Progress:
-    """One line on a terminal that says what is being measured, and goes away for the next row."""
-
-    def __init__(self, visible: bool) -> None:
-        self._visible, self._shown, self._since = visible, 0, -math.inf
-
-    def __call__(self, text: str) -> None:
-        # Writing often would disturb what is measured.
-        if self._visible and time.monotonic() - self._since > 0.25:
-            self._since = time.monotonic()
-            print("\r" + text.ljust(self._shown), end="", file=sys.stderr, flush=True)
-            self._shown = len(text)
-
-    def clear(self) -> None:
-        """Blank the line."""
-        if self._shown:
-            print("\r" + " " * self._shown + "\r", end="", file=sys.stderr, flush=True)
-            self._shown = 0

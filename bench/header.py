@@ -44,7 +44,7 @@ def header(
     dtypes = "all" if args.datatype == "all" else ",".join(args.datatype)
     lines = [
         "versions: " + "; ".join(f"{name} {text}" for name, text in environment["versions"].items()),
-        f"host {environment['host']}: {environment['cpu']}, {environment['cores']} usable cores",
+        f"host {environment['host']}: {environment['cpu']}, {environment['cores']:g} usable cores",
         f"world size {environment['world_size']}, started by {environment['launcher']}",
         f"minBytes {args.minbytes} maxBytes {args.maxbytes} step: {step} warmup iters: {args.warmup_iters} "
         f"iters: {args.iters or 'adaptive'} rounds: {args.rounds} check: {args.check} datatypes: {dtypes}",

@@ -6,8 +6,7 @@ import importlib.metadata
 import os
 import platform
 import socket
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,39 +14,41 @@ import numpy as np
 from collectives.bench.peers import Contender
 from collectives.communicator import Communicator
 from collectives.environment import Launch
+from collectives.topology import cpu
 
 
-def usable_cores() -> int:
-    """Cores that the ranks of this host may use together.
+def usable_cores() -> float:
+    """How many cores' worth of time the ranks of this host may use together.
 
-    A launcher may have bound this process to one core, so its parent's affinity counts too; a cgroup's CPU
-    quota is the last word.
+    A launcher may have bound this process to one core, so its parent's affinity counts too; the control
+    groups' quota is the last word.
     """
-    cores = set(os.sched_getaffinity(0))
+    cores = set(cpu.allowed_cores())
     try:
         cores |= os.sched_getaffinity(os.getppid())
     except OSError:
         pass  # the parent is in another pid namespace
-    return max(1, min(len(cores), _quota()))
+    quota = cpu.cpu_quota()
+    return float(len(cores)) if quota is None else min(float(len(cores)), quota)
 
 
-def _quota() -> int:
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, round(int(quota) / int(period)))
-    except (OSError, ValueError):
-        return os.cpu_count() or 1
+def load_average() -> float:
+    """The host's load average over the last minute."""
+    return os.getloadavg()[0]
 
 
-def cpu_model() -> str:
-    """The processor's name as the kernel tells it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+def load_warning(loads: Iterable[float], environment: dict[str, Any]) -> str | None:
+    """What to say about a run that met these load averages; None if the cores were enough.
+
+    The ranks themselves make a load of their number, around which the average also swings a little.
+    """
+    worst, cores, ranks = max(loads, default=0.0), environment["cores"], environment["world_size"]
+    if worst <= max(cores, ranks) + 0.5:
+        return None
+    return (
+        f"load average up to {worst:.1f} while {ranks} ranks ran on {cores:g} usable cores: other programs "
+        "wanted the cores too. These times are no evidence"
+    )
 
 
 def host_name() -> str:
@@ -82,9 +83,9 @@ def environment(launch: Launch, contenders: Sequence[Contender]) -> dict[str, An
                 pass
     return {
         "host": host_name(),
-        "cpu": cpu_model(),
+        "cpu": cpu.model_name() or platform.processor() or platform.machine(),
         "cores": usable_cores(),
-        "load_average": os.getloadavg()[0],
+        "load_average": load_average(),
         "world_size": launch.world_size,
         "launcher": launch.launcher,
         "versions": versions,

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from collectives.bench.cases import bus_factor
+import numpy as np
 
-# Ours is the strongest line; colours are told apart in grey and by the colour-blind (Okabe and Ito).
+from collectives.bench.cases import bus_factor, parse_dtype
+from collectives.bench.host import load_warning
+
+# Ours is the strongest line; colours are told apart in grey and by the colour-blind (Okabe and Ito). A dashed
+# line is in place: where a peer has only that form, ours is drawn in it too.
 _STYLES: dict[str, dict[str, Any]] = {
     "collectives": {"color": "#0072B2", "marker": "o", "linewidth": 2.4, "zorder": 4},
     "gloo": {"color": "#D55E00", "marker": "s", "linewidth": 1.4},
     "mpi": {"color": "#009E73", "marker": "^", "linewidth": 1.4},
-    "memcpy": {"color": "#777777", "linestyle": "--", "linewidth": 1.2},
+    "memcpy": {"color": "#777777", "linestyle": ":", "linewidth": 1.2},
 }
+_IN_PLACE = {"linestyle": "--", "markerfacecolor": "white"}
+_FORMS = ("out_of_place", "in_place")
 _UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -41,16 +46,18 @@ def plot_document(document: dict[str, Any], picture: str) -> str:
         raise ValueError("the run has no results")
     world_size = document["environment"]["world_size"]
     height = 3.5 * len(groups) + 1.0
-    figure, axes = plt.subplots(len(groups), 2, figsize=(12.5, height), squeeze=False, layout="constrained")
+    figure, axes = plt.subplots(len(groups), 2, figsize=(14.5, height), squeeze=False, layout="constrained")
     # Inches above and below for heading and footnote, whatever the number of rows.
     engine: Any = figure.get_layout_engine()
-    engine.set(rect=(0, 0.35 / height, 1, 1 - 0.8 / height), w_pad=0.12, h_pad=0.08)
+    engine.set(rect=(0, 0.45 / height, 1, 1 - 0.9 / height), w_pad=0.12, h_pad=0.08)
     for (latency, bandwidth), rows in zip(axes, groups, strict=True):
         first = rows[0]
         operator = "" if first["redop"] == "none" else f" {first['redop']}"
-        title = f"{first['experiment_name']}{operator}, {first['type']}"
-        for name, sizes, times in _series(rows):
-            style = {"markersize": 3.5, "label": _label(name, document), **_STYLES.get(name, {})}
+        title = f"{first['experiment_name']}{operator}, {parse_dtype(first['type'])}"
+        for name, form, sizes, times in _series(rows):
+            style = {"markersize": 3.5, "label": _label(name, form, document), **_STYLES.get(name, {})}
+            if form == "in_place":
+                style |= _IN_PLACE
             factor = 1.0 if name == "memcpy" else bus_factor(first["experiment_name"], world_size)
             latency.plot(sizes, times, **style)
             bandwidth.plot(
@@ -60,22 +67,14 @@ def plot_document(document: dict[str, Any], picture: str) -> str:
         bandwidth.set_title(f"{title}: bus bandwidth", loc="left", fontsize=11, fontweight="bold")
         latency.set_ylabel("time per call (µs), lower is better")
         bandwidth.set_ylabel("busbw (GB/s), higher is better")
+        bandwidth.legend(
+            loc="upper left", bbox_to_anchor=(1, 1), frameon=False, fontsize=8.5, handlelength=3.2
+        )
         _size_axis((latency, bandwidth), [row["size"] for row in rows])
     environment = document["environment"]
-    heading = f"{world_size} ranks on {environment['cores']} cores, shared memory"
+    heading = f"{world_size} ranks on {environment['cores']:g} cores, shared memory"
     figure.text(0.01, 1 - 0.3 / height, heading, fontsize=13, fontweight="bold")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    place = (0.995, 1 - 0.1 / height)
-    figure.legend(
-        handles,
-        labels,
-        loc="upper right",
-        bbox_to_anchor=place,
-        ncols=len(handles),
-        frameon=False,
-        fontsize=9,
-    )
-    figure.text(0.01, 0.1 / height, _footnote(document), fontsize=7.5, color="#555555", wrap=True)
+    figure.text(0.01, 0.08 / height, _footnote(document), fontsize=7.5, color="#555555", wrap=True)
     os.makedirs(os.path.dirname(os.path.abspath(picture)), exist_ok=True)
     figure.savefig(picture, dpi=130)
     plt.close(figure)
@@ -93,35 +92,35 @@ def _groups(results: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return list(groups.values())
 
 
-def _series(rows: Sequence[dict[str, Any]]) -> list[tuple[str, list[int], list[float]]]:
-    """(name, sizes in bytes, times in microseconds) of each line; what was not measured is left out."""
+def _series(rows: Sequence[dict[str, Any]]) -> list[tuple[str, str, list[int], list[float]]]:
+    """(name, form, sizes in bytes, times in microseconds) of each line; what was not measured is left out.
 
-    def ours(row: dict[str, Any]) -> float | None:
-        measurement = row["out_of_place"] or row["in_place"]
-        time: float | None = measurement["time"]
-        return time
-
-    lines: dict[str, list[tuple[int, float | None]]] = {
-        "collectives": [(row["size"], ours(row)) for row in rows]
-    }
-    for name in rows[0]["peers"]:
-        lines[name] = [(row["size"], row["peers"][name]["time"]) for row in rows]
-    lines["memcpy"] = [(row["size"], row["memcpy"]) for row in rows]
+    Ours comes in the form that counts and in those in which a peer is compared; memcpy's form is empty.
+    """
+    lines: dict[tuple[str, str], list[tuple[int, float | None]]] = {}
+    for form in _FORMS:
+        points = [(row["size"], row[form]["time"]) for row in rows if row[form]]
+        main = not any(time for of_ours in lines.values() for _, time in of_ours)
+        if main or any(peer["form"] == form for row in rows for peer in row["peers"].values()):
+            lines["collectives", form] = points
+    for row in rows:
+        for name, peer in row["peers"].items():
+            lines.setdefault((name, peer["form"] or ""), []).append((row["size"], peer["time"]))
+    lines["memcpy", ""] = [(row["size"], row["memcpy"]) for row in rows]
     series = []
-    for name, points in lines.items():
+    for (name, form), points in lines.items():
         measured = [(size, time) for size, time in points if time]
         if measured:
-            series.append((name, [size for size, _ in measured], [time for _, time in measured]))
+            series.append((name, form, [size for size, _ in measured], [time for _, time in measured]))
     return series
 
 
-def _label(name: str, document: dict[str, Any]) -> str:
-    version = document["environment"]["versions"].get(name, "")
+def _label(name: str, form: str, document: dict[str, Any]) -> str:
+    version = str(document["environment"]["versions"].get(name, ""))
     if name == "memcpy":
         return "memcpy, all ranks at once"
-    if name == "mpi":
-        return str(version) or name
-    return f"{name} ({version})" if version else name
+    who = version.split(",")[0] or name if name == "mpi" else f"{name} ({version})" if version else name
+    return f"{who}, {form.replace('_', ' ')}"
 
 
 def _size_axis(axes: Sequence[Any], sizes: Sequence[int]) -> None:
@@ -134,7 +133,7 @@ def _size_axis(axes: Sequence[Any], sizes: Sequence[int]) -> None:
         axis.xaxis.set_major_locator(LogLocator(base=8))
         axis.xaxis.set_minor_locator(NullLocator())
         axis.xaxis.set_major_formatter(FuncFormatter(lambda size, _: _bytes_text(size)))
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _power_text(value)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _plain_text(value)))
         axis.set_xlabel("message size")
         axis.grid(True, which="major", color="#dddddd", linewidth=0.8)
         axis.grid(True, which="minor", axis="y", color="#f0f0f0", linewidth=0.5)
@@ -142,8 +141,8 @@ def _size_axis(axes: Sequence[Any], sizes: Sequence[int]) -> None:
         axis.spines[["top", "right"]].set_visible(False)
 
 
-def _power_text(value: float) -> str:
-    return f"{value:g}" if 1e-3 <= value <= 1e5 else f"$10^{{{round(math.log10(value))}}}$"
+def _plain_text(value: float) -> str:
+    return np.format_float_positional(value, trim="-")
 
 
 def _bytes_text(size: float) -> str:
@@ -158,4 +157,9 @@ def _footnote(document: dict[str, Any]) -> str:
     words = [f"{environment['cpu']} on host {environment['host']}", f"collectives {versions['collectives']}"]
     words += [str(versions[name]) for name in ("gloo", "mpi") if name in versions]
     words += [f"Python {versions['python']}, NumPy {versions['numpy']}", str(document["start_time"])]
-    return "; ".join(words)
+    lines = ["; ".join(words), "solid: out of place; dashed: in place, input and output are one array"]
+    loads = [part.get("load_average", {}) for part in document["summaries"].values()]
+    warning = load_warning((value for load in loads for value in load.values()), environment)
+    if warning:
+        lines[1] += f"; WARNING: {warning}"
+    return "\n".join(lines)

@@ -28,6 +28,14 @@ def number(value: float | None, width: int) -> str:
     return f"{value:.1e}"
 
 
+def ratio_text(value: float | None) -> str:
+    """A ratio in at most 6 characters; a small one keeps two significant digits."""
+    if value is None or not 0 < value < 0.1:
+        return number(value, 6)
+    text = f"{value:.2g}"
+    return text if len(text) <= 6 else f"{value:.0e}"
+
+
 def redop(row: Row) -> str:
     """The redop column: nccl-tests' name, none for a collective that only moves data."""
     return NCCL_OPS.get(row.op, row.op) if row.collective in REDUCTIONS else "none"
@@ -84,14 +92,14 @@ def table_line(row: Row, peers: Sequence[str]) -> str:
         if peer is None:
             line += f"  {NOT_MEASURED:>9}  {NOT_MEASURED:>6}"
             continue
-        ratio = f"WRONG:{peer.nwrong}" if peer.nwrong else number(peer.ratio, 6)
+        ratio = f"WRONG:{peer.nwrong}" if peer.nwrong else ratio_text(peer.ratio)
         line += f"  {number(peer.time * 1e6, 9):>9}  {ratio:>6}"
     return line
 
 
 @dataclass
 class PeerSummary:
-    """Ratios of a peer over the rows of one collective in one form; None where nothing was compared."""
+    """Ratios of a peer over the rows of one collective in the one form in which they were compared."""
 
     geometric_mean: float
     minimum: float
@@ -129,8 +137,8 @@ def summarize(rows: Sequence[Row], peers: Sequence[str]) -> Summary:
     return summary
 
 
-def footer(summary: Summary, peers: Sequence[str]) -> str:
-    """The lines below a table."""
+def footer(summary: Summary, peers: Sequence[str], warning: str | None = None) -> str:
+    """The lines below a table; `warning` is the last of them."""
     verdict = "FAILED" if summary.out_of_bounds else "OK"
     average = summary.average_bus_bandwidth
     lines = [
@@ -143,10 +151,12 @@ def footer(summary: Summary, peers: Sequence[str]) -> str:
             lines.append(f"# {name + ' / ours':<20} : {NOT_MEASURED}")
             continue
         for form, peer in forms.items():
-            text = f"geometric mean {peer.geometric_mean:.2f}x"
-            text += f", minimum {peer.minimum:.2f}x at {peer.minimum_size} B"
+            text = f"geometric mean {ratio_text(peer.geometric_mean)}x"
+            text += f", minimum {ratio_text(peer.minimum)}x at {peer.minimum_size} B"
             text += f", {peer.wrong} WRONG elements" if peer.wrong else ""
             lines.append(f"# {name + ' / ours':<20} : {form.replace('_', '-'):<12} {text}")
+    if warning:
+        lines.append(f"# {'WARNING':<20} : {warning}")
     return "\n".join(lines)
 
 
@@ -192,9 +202,16 @@ def row_json(row: Row, peers: Sequence[str]) -> dict[str, Any]:
 
 
 def document(
-    head: dict[str, Any], rows: Sequence[Row], peers: Sequence[str], end_time: str
+    head: dict[str, Any],
+    rows: Sequence[Row],
+    peers: Sequence[str],
+    end_time: str,
+    loads: dict[str, dict[str, float]],
 ) -> dict[str, Any]:
-    """The whole JSON document. `head` has version, start_time, args, config and environment."""
+    """The whole JSON document. `head` has version, start_time, args, config and environment.
+
+    `loads` has the load average at the start and at the end of each collective's table.
+    """
     summary = summarize(rows, peers)
     average = summary.average_bus_bandwidth
     summaries = {}
@@ -202,6 +219,7 @@ def document(
         part = summarize([row for row in rows if row.collective == collective], peers)
         summaries[collective] = {
             "average_bus_bandwidth": part.average_bus_bandwidth,
+            "load_average": loads[collective],
             "peers": {
                 name: {form: vars(peer) for form, peer in forms.items()} for name, forms in part.peers.items()
             },

@@ -1,12 +1,17 @@
-"""How a run starts: the MPI library's way of waiting, and the communicator's source."""
+"""How a run starts: what it needs, the MPI library's way of waiting, and the communicator's source."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
+from collectives.bench.cases import EXTENDED
 from collectives.bench.host import usable_cores
+from collectives.communicator import Communicator
 from collectives.environment import Launch
 
 MPI_LAUNCHERS = ("Open MPI", "Hydra")
@@ -14,6 +19,38 @@ MPI_LAUNCHERS = ("Open MPI", "Hydra")
 
 class StartError(Exception):
     """The run cannot start as it was asked for; the text says what to do."""
+
+
+def check_packages(dtypes: Sequence[str] = (), peers: Sequence[str] = (), picture: str | None = None) -> None:
+    """See that what a run will import is installed; before it starts, for it may take an hour.
+
+    Raises:
+        StartError: a package is missing; names it and the extra that brings it.
+    """
+    extended = [dtype for dtype in dtypes if dtype in EXTENDED]
+    needs = [
+        (f"datatype {', '.join(extended)}" if extended else "", "ml_dtypes", "bench"),
+        ("peer gloo" if "gloo" in peers else "", "torch", "torch"),
+        ("a picture" if picture else "", "matplotlib", "bench"),
+    ]
+    for what, package, extra in needs:
+        if what and importlib.util.find_spec(package) is None:
+            raise StartError(f"{what} needs {package}: pip install 'peer-collectives[{extra}]'")
+
+
+def check_algorithm(comm: Communicator, algorithm: str | None) -> None:
+    """See that the system allows the forced `algorithm`; called by all ranks together.
+
+    Raises:
+        StartError: on every rank alike; says what the system does not allow.
+    """
+    if algorithm != "direct":
+        return  # the others take no permission, and which sizes they serve is for the tables to show
+    one = np.zeros(1, np.uint8)
+    try:
+        comm.all_gather(one, np.empty(comm.world_size, np.uint8), algorithm=algorithm)
+    except ValueError as error:
+        raise StartError(str(error)) from None
 
 
 def let_mpi_yield(world_size: int) -> bool:

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from collectives.bench import cases, report, verify
+from collectives.bench import cases, plot, report, verify
 from collectives.bench.cases import Case, numpy_dtype
 from collectives.bench.cli import main
+from collectives.bench.host import load_warning
 from collectives.bench.sweep import Measurement, PeerResult, Row
 
 BENCH = [sys.executable, "-m", "collectives.bench"]
@@ -272,6 +273,36 @@ def test_numbers_fit_their_columns(value: float | None, text: str) -> None:
     assert report.number(value, 7) == text
 
 
+def test_small_ratios_keep_two_digits() -> None:
+    values = (None, 1234567.0, 2.0, 0.0432, 0.0043, 0.00043, 0.0000431)
+    texts = [report.ratio_text(value) for value in values]
+    assert texts == ["N/A", "1.2e+06", "2.00", "0.043", "0.0043", "4e-04", "4e-05"]
+
+
+def test_a_load_beyond_the_cores_is_told() -> None:
+    facts = {"cores": 2.0, "world_size": 2}
+    assert load_warning([], facts) is None
+    assert load_warning([0.3, 2.2], facts) is None  # the ranks themselves
+    told = load_warning([3.1, 0.5], facts)
+    assert told is not None and "3.1" in told and "2 usable cores" in told
+    assert told in report.footer(report.summarize([], []), [], told).splitlines()[-1]
+
+
+def test_the_picture_compares_like_with_like() -> None:
+    both = {"size": 8, "out_of_place": {"time": 1.0}, "in_place": {"time": 2.0}, "memcpy": 3.0}
+
+    def drawn(**peers: str) -> list[tuple[str, str]]:
+        told = {name: {"time": 9.0, "form": form} for name, form in peers.items()}
+        return [line[:2] for line in plot._series([both | {"peers": told}])]
+
+    ours, memcpy = ("collectives", "out_of_place"), ("memcpy", "")
+    assert drawn() == [ours, memcpy]
+    assert drawn(mpi="out_of_place") == [ours, ("mpi", "out_of_place"), memcpy]
+    assert drawn(gloo="in_place") == [ours, ("collectives", "in_place"), ("gloo", "in_place"), memcpy]
+    only = both | {"out_of_place": None, "peers": {}}
+    assert [line[:2] for line in plot._series([only])] == [("collectives", "in_place"), memcpy]
+
+
 # The command line
 
 
@@ -307,6 +338,38 @@ def test_bad_arguments(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("package", "extra", "arguments"),
+    [
+        ("ml_dtypes", "bench", ["-d", "float32,bfloat16"]),
+        ("ml_dtypes", "bench", ["-d", "all"]),
+        ("matplotlib", "bench", ["--plot", "picture.png"]),
+        ("torch", "torch", ["--peers", "gloo"]),
+    ],
+)
+@pytest.mark.parametrize("rank", [None, 0, 1])
+def test_a_missing_package_is_told_once_before_anything_runs(
+    package: str,
+    extra: str,
+    arguments: list[str],
+    rank: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in list(os.environ):
+        if name.startswith(LAUNCHERS):
+            monkeypatch.delenv(name)
+    if rank is not None:
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
+    assert main(["all_reduce", *([] if rank is not None else ["-np", "2"]), *arguments]) == 2
+    out, err = capsys.readouterr()
+    told = f"needs {package}: pip install 'peer-collectives[{extra}]'\n" if rank != 1 else ""
+    assert (out, err.count("\n"), err[-len(told) :] if told else err) == ("", int(rank != 1), told)
+
+
 def test_the_mpi_peer_needs_mpirun() -> None:
     result = run([*BENCH, "all_reduce", "-np", "2", "--peers", "mpi"])
     assert result.returncode == 2
@@ -339,6 +402,7 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
     assert document["out_of_bounds"] == {"count": 0, "okay": "true"}
     assert document["average_bus_bandwidth"]["bandwidth"] > 0
     assert document["environment"]["world_size"] == 2
+    assert set(document["summaries"]["broadcast"]["load_average"]) == {"start", "end"}
     assert "env" not in document  # the whole environment may hold secrets
     first = document["results"][0]
     assert (first["size"], first["count"], first["type"], first["redop"], first["root"]) == (
@@ -392,6 +456,33 @@ def test_a_forced_algorithm_that_cannot_serve_a_size_is_not_measured() -> None:
     assert large[5:] == ["N/A"] * 9
 
 
+SPAWN = "import sys; from collectives.launch import spawn; sys.exit(spawn(sys.argv[1:], 2))"
+# What seccomp and ptrace_scope do to process_vm_readv; the text is the library's own.
+FORBID = """
+import sys
+from collectives.bench.cli import main
+from collectives.communicator import Communicator
+
+def refusing(self, x, out, algorithm=None, gather=Communicator.all_gather):
+    if algorithm == "direct":
+        raise ValueError("algorithm direct: this system does not let the ranks read each other's memory")
+    return gather(self, x, out, algorithm=algorithm)
+
+Communicator.all_gather = refusing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_forced_algorithm_that_the_system_forbids_is_told_once(tmp_path: Path) -> None:
+    program = tmp_path / "forbid.py"
+    program.write_text(FORBID)
+    arguments = ["broadcast", "-e", "64", "--algorithm", "direct", *QUICK]
+    result = run([sys.executable, "-c", SPAWN, sys.executable, str(program), *arguments])
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("does not let the ranks read") == 1
+    assert "Traceback" not in result.stderr
+
+
 CORRUPT = """
 import sys
 from collectives.bench import peers
@@ -415,9 +506,8 @@ sys.exit(main(sys.argv[1:]))
 def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
     program = tmp_path / "corrupt.py"
     program.write_text(CORRUPT)
-    start = "import sys; from collectives.launch import spawn; sys.exit(spawn(sys.argv[1:], 2))"
     arguments = ["all_reduce", "-b", "64", "-e", "64", *QUICK]
-    result = run([sys.executable, "-c", start, sys.executable, str(program), *arguments])
+    result = run([sys.executable, "-c", SPAWN, sys.executable, str(program), *arguments])
     assert result.returncode == 1, result.stdout + result.stderr
     (row,) = rows_of(result.stdout)
     assert (row[8], row[12]) == ("1", "0")
