@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import math
+import threading
 from types import TracebackType
 from typing import Any
 
@@ -51,7 +51,7 @@ class Communicator(_native.Communicator):
     def __init__(self, source: Any = None, *, timeout: float | None = None) -> None:
         if timeout is None:
             timeout = environment.read("TIMEOUT")
-        if not (timeout > 0 and math.isfinite(timeout)):
+        if not 0 < timeout <= threading.TIMEOUT_MAX:
             raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
         meeting = rendezvous(source)
         super().__init__(meeting.rank, meeting.world_size, timeout, _last_level_cache())

@@ -38,7 +38,7 @@ File stream_socket() {
 
 // A peer sends its hello as soon as it is connected; a stranger who does not must not hold us up.
 void limit_time(int fd) {
-  const timeval limit{5, 0};
+  const timeval limit{1, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }

@@ -30,6 +30,7 @@ bool RealMemory::pull(pid_t pid, void* to, uint64_t from, size_t bytes) {
     if (bytes != 0) std::memcpy(to, source, bytes);
     return true;
   }
+  if (pid < 0) return false;
   for (size_t done = 0; done < bytes;) {  // one call moves at most 2 GB
     const iovec local{static_cast<char*>(to) + done, bytes - done};
     const iovec remote{source + done, bytes - done};

@@ -13,6 +13,8 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "core/failure.h"
+
 namespace collectives {
 namespace {
 
@@ -150,7 +152,8 @@ void Process::meet(const std::vector<Announcement>& peers, double seconds,
           pending.push_back({{peer.process, peer.secret}, std::move(link)});
     }
     if (missing.empty()) return;
-    if (Clock::now() > deadline || stop()) {
+    if (stop()) throw Failure(Cause::interrupted, "rendezvous", 0, {}, "interrupted while the ranks met");
+    if (Clock::now() > deadline) {
       std::string text = "no connection with rank";
       for (uint32_t rank : missing) text += " " + std::to_string(rank);
       throw std::runtime_error(text + ": its process ended while the ranks met, or it cannot be reached");

@@ -1,8 +1,11 @@
 #include "cpu/communicator.h"
 
+#include <chrono>
+#include <stdexcept>
 #include <utility>
 
 #include "cpu/direct.h"
+#include "cpu/float_mode.h"
 #include "cpu/inline_payload.h"
 #include "cpu/one_shot.h"
 #include "cpu/two_shot.h"
@@ -13,6 +16,36 @@ namespace {
 constexpr size_t kUnknownCache = 32 << 20;  // a common size of an L3
 
 }  // namespace
+
+// The right to use the communicator: one thread at a time. Waiting for it ends when a signal handler raises.
+// A handler that runs within a call of its own thread cannot get it and is told so, since waiting would never
+// end; nor can a forked child, in which the thread that has it may not exist.
+class Communicator::Turn {
+ public:
+  Turn(const Communicator& comm, Collective collective) : comm_(comm) {
+    if (comm.membership_->forked()) comm.check_usable(collective);
+    if (comm.in_call_ == std::this_thread::get_id())
+      throw std::runtime_error(
+          "this thread is in a call of this communicator already: a signal handler may only abort() or "
+          "close() it");
+    if (!comm.mutex_.try_lock())
+      while (!comm.mutex_.try_lock_for(std::chrono::milliseconds(20)))
+        if (comm.membership_->interrupted())
+          throw Failure(Cause::interrupted, name(collective), 0, {},
+                        "interrupted while another thread was in a call");
+    comm.in_call_ = std::this_thread::get_id();
+  }
+  ~Turn() {
+    if (comm_.leave_) comm_.leave();
+    comm_.in_call_ = std::thread::id{};
+    comm_.mutex_.unlock();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  const Communicator& comm_;
+};
 
 Communicator::Communicator(int rank, int world, double timeout, std::function<bool()> interrupted,
                            size_t cache_bytes)
@@ -33,7 +66,7 @@ Communicator::Communicator(int rank, int world, double timeout, std::function<bo
 Communicator::~Communicator() { close(); }
 
 void Communicator::connect(const std::vector<Announcement>& peers) {
-  std::lock_guard lock(mutex_);
+  const Turn turn(*this, Collective::barrier);
   membership_->connect(peers, timeout_);
 }
 
@@ -56,9 +89,10 @@ void Communicator::check_usable(Collective collective) const {
 }
 
 void Communicator::run(const Call& call) {
-  std::lock_guard lock(mutex_);
   const Descriptor& d = call.descriptor;
+  const Turn turn(*this, d.collective);
   check_usable(d.collective);
+  const DefaultFloatMode mode;
   auto& group = membership_->group();
   group.begin(d);
   Plan plan;
@@ -111,7 +145,7 @@ void Communicator::run_plan(const Call& call, const Plan& plan) {
 }
 
 void Communicator::refuse(Collective collective, const std::string& reason) {
-  std::lock_guard lock(mutex_);
+  const Turn turn(*this, collective);
   check_usable(collective);
   Descriptor d;
   d.collective = collective;
@@ -130,12 +164,12 @@ Plan Communicator::plan(const Descriptor& d) const {
 }
 
 Plan Communicator::explain(const Descriptor& d) const {
-  std::lock_guard lock(mutex_);
+  const Turn turn(*this, d.collective);
   return plan(d);
 }
 
 std::optional<Receipt> Communicator::last_receipt() const {
-  std::lock_guard lock(mutex_);
+  const Turn turn(*this, Collective::barrier);
   return receipt_;
 }
 
@@ -146,11 +180,21 @@ void Communicator::abort() {
 
 void Communicator::close() {
   if (membership_->forked() || !membership_->connected() || membership_->group().closed()) return;
+  if (in_call_ == std::this_thread::get_id()) {  // a signal handler within a call: the call ends first
+    leave_ = true;
+    membership_->group().abort();
+    return;
+  }
   std::unique_lock lock(mutex_, std::try_to_lock);
   if (!lock) {  // a call is in flight in another thread: it ends first
     membership_->group().abort();
     lock.lock();
   }
+  if (!membership_->group().closed()) leave();
+}
+
+// With the turn.
+void Communicator::leave() const {
   membership_->group().close();
   Membership::retire(membership_);
 }

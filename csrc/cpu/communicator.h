@@ -1,11 +1,13 @@
 // The communicator: collectives among the ranks of one host over shared memory.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "cpu/call.h"
@@ -65,15 +67,20 @@ class Communicator {
   void close();  // does not wait for the peers
 
  private:
+  class Turn;
+
   Plan plan(const Descriptor& descriptor) const;
+  void leave() const;
   void check_usable(Collective collective) const;
   void run_plan(const Call& call, const Plan& plan);
 
   const int rank_;
   const int world_;
   const double timeout_;
-  const size_t stream_limit_;               // bytes of output from which it is written past the cache
-  mutable std::mutex mutex_;                // held during a call
+  const size_t stream_limit_;       // bytes of output from which it is written past the cache
+  mutable std::timed_mutex mutex_;  // held during a call, see Turn
+  mutable std::atomic<std::thread::id> in_call_{};
+  mutable std::atomic<bool> leave_{false};  // close() was called by a signal handler within a call
   std::shared_ptr<Membership> membership_;  // never null
   std::vector<const void*> sources_;        // scratch: the inputs of one reduction
   std::optional<Receipt> receipt_;

@@ -44,6 +44,8 @@ bool run_direct(Group<Memory>& group, const Call& call) {
         Memory::read(to, call.in, bytes, call.streamed);
     }
   }
+  // A peer that gave up has said so before it let go of its array; none can have left in peace yet.
+  group.check_peers();
   bank = group.next_bank();
   group.exchange(&worked, sizeof worked);
   for (int peer = 0; peer < group.world(); ++peer) worked = worked && group.line(peer, bank).payload[0] == 1;

@@ -40,7 +40,8 @@ class Group {
   using Control = ControlBlock<Word>;
   using Line = FlagLine<Word>;
 
-  // `pids`: of the peers as this process sees them, 0 for ranks of this very process.
+  // `pids`: of the peers as this process sees them; 0 for ranks of this very process, negative where it
+  // cannot see them.
   Group(int rank, std::vector<char*> slices, std::vector<pid_t> pids, SliceLayout layout, Watch& watch,
         double timeout)
       : rank_(rank),
@@ -105,8 +106,18 @@ class Group {
   // for them.
   void refuse(const std::string& reason) {
     std::string said = reason;
-    if (said.size() > kPayload) said.replace(kPayload - 3, std::string::npos, "...");
+    if (said.size() > kPayload) {
+      size_t end = kPayload - 3;
+      while (end > 0 && (static_cast<unsigned char>(said[end]) & 0xC0) == 0x80)
+        --end;  // not within a character
+      said.replace(end, std::string::npos, "...");
+    }
     publish(Line::refused, true, said.data(), said.size());
+  }
+
+  // Throws where a peer has failed or left in the middle of the call.
+  void check_peers() {
+    if (std::optional<Failure> failure = failed_peer(sequence_)) throw *failure;
   }
 
   // From any thread, also while another one waits.
@@ -191,10 +202,11 @@ class Group {
     Word& sleepers = control(peer).sleepers;
     const double started = watch_.now();
     while (true) {
-      if (std::optional<Failure> failure = reason_to_stop(started)) {
-        // A peer may have published and then left in peace: what it published counts.
-        if (reached(Memory::load(flag), sequence_)) return;
-        throw *failure;
+      if (const std::optional<Standing> reason = reason_to_stop(started)) {
+        // A peer may have published and then left in peace: what it published counts. A signal handler's
+        // exception must come out in any case.
+        if (reached(Memory::load(flag), sequence_) && reason->cause != Cause::interrupted) return;
+        throw fall(*reason);
       }
       Memory::enter_sleep(sleepers);
       const uint32_t seen = Memory::load_before_sleep(flag);
@@ -204,32 +216,33 @@ class Group {
     }
   }
 
-  std::optional<Failure> reason_to_stop(double started) {
-    if (!healthy()) return broken();
+  std::optional<Standing> reason_to_stop(double started) {
+    if (!healthy()) return standing(rank_);
     // Standings before deaths: a peer that raised and then exited has said who was to blame.
-    if (std::optional<Failure> failure = failed_peer(sequence_)) return failure;
+    if (const std::optional<Standing> theirs = fallen_peer(sequence_)) return theirs;
     for (int peer : watch_.dead())
       if (!arrived(peer, sequence_))
-        return fall({Standing::failed, Cause::died, static_cast<uint16_t>(peer)});
+        return Standing{Standing::failed, Cause::died, static_cast<uint16_t>(peer)};
     if (watch_.interrupted())
-      return fall({Standing::failed, Cause::interrupted, static_cast<uint16_t>(rank_)});
-    if (watch_.now() - started > timeout_) {
-      const std::vector<int> late = missing();
-      if (late.empty()) return std::nullopt;
-      return fall({Standing::failed, Cause::timed_out, static_cast<uint16_t>(late.front())});
-    }
+      return Standing{Standing::failed, Cause::interrupted, static_cast<uint16_t>(rank_)};
+    if (watch_.now() - started > timeout_)
+      if (const std::vector<int> late = missing(); !late.empty())
+        return Standing{Standing::failed, Cause::timed_out, static_cast<uint16_t>(late.front())};
     return std::nullopt;
   }
 
-  // A peer that can take no part in exchange `sequence`: it failed, or it closed without having published it.
-  std::optional<Failure> failed_peer(uint32_t sequence) {
+  // Why a peer can take no part in exchange `sequence`: it failed, or it closed without having published it.
+  std::optional<Standing> fallen_peer(uint32_t sequence) const {
     for (int peer = 0; peer < world(); ++peer) {
       const Standing s = standing(peer);
       if (s.state == Standing::open || (s.cause == Cause::closed && arrived(peer, sequence))) continue;
-      const Cause cause = s.cause == Cause::interrupted ? Cause::aborted : s.cause;
-      return fall({Standing::failed, cause, s.culprit});
+      return Standing{Standing::failed, s.cause == Cause::interrupted ? Cause::aborted : s.cause, s.culprit};
     }
     return std::nullopt;
+  }
+  std::optional<Failure> failed_peer(uint32_t sequence) {
+    const std::optional<Standing> theirs = fallen_peer(sequence);
+    return theirs ? std::optional<Failure>(fall(*theirs)) : std::nullopt;
   }
 
   bool arrived(int peer, uint32_t sequence) const {
@@ -310,7 +323,8 @@ Failure Group<Memory>::broken() const {
     case Cause::timed_out: {
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%g", timeout_);
-      if (std::vector<int> late = missing(); !late.empty() && settled_ != sequence_) culprits = late;
+      if (std::vector<int> late = missing(); std::find(late.begin(), late.end(), s.culprit) != late.end())
+        culprits = late;
       text += list_ranks(culprits) + " did not arrive within " + seconds + " s";
       break;
     }

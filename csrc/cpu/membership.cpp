@@ -13,6 +13,12 @@ namespace {
 
 constexpr char kMagic[8] = {'c', 'o', 'l', 'l', '-', 'v', '0', '1'};
 
+// 0: a rank of this process. Negative: one in a pid namespace that this process cannot see into.
+pid_t pid_of(const std::shared_ptr<Link>& link) {
+  if (!link) return 0;
+  return link->pid > 0 ? link->pid : -1;
+}
+
 void check(const std::vector<Announcement>& all, const Announcement& mine) {
   std::map<std::string, std::vector<int>> hosts;
   if (all.size() != mine.world)
@@ -96,7 +102,7 @@ void Membership::connect(const std::vector<Announcement>& peers, double timeout)
     std::vector<pid_t> pids;
     for (size_t i = 0; i < peers.size(); ++i) {
       slices.push_back(mappings_[i]->data());
-      pids.push_back(links_[i] ? links_[i]->pid : 0);
+      pids.push_back(pid_of(links_[i]));
     }
     group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), std::move(pids), layout_, *this,
                    timeout);
@@ -129,8 +135,8 @@ bool Membership::map(const std::vector<Announcement>& peers) {
       throw std::runtime_error("the memory that rank " + std::to_string(peer.rank) +
                                " passed does not hold its token: the ranks do not share memory");
     Token pulled{};
-    direct &= RealMemory::pull(links_.back() ? links_.back()->pid : 0, &pulled,
-                               peer.address + offsetof(Control, token), sizeof pulled) &&
+    direct &= RealMemory::pull(pid_of(links_.back()), &pulled, peer.address + offsetof(Control, token),
+                               sizeof pulled) &&
               std::memcmp(&pulled, &expected, sizeof pulled) == 0;
   }
   return direct;

@@ -83,11 +83,15 @@ bool parse_dlpack(nb::dlpack::dtype type, DType& dtype) {
 }  // namespace
 
 Array::Array(nb::handle object, const char* role) : role_(role) {
-  if (PyObject_CheckBuffer(object.ptr())) {
-    if (import_buffer(object)) return;
-    import_named(object);
-  } else {
-    import_dlpack(object);
+  try {
+    if (!PyObject_CheckBuffer(object.ptr()))
+      import_dlpack(object);
+    else if (!import_buffer(object))
+      import_named(object);
+    check_size();
+  } catch (...) {
+    if (has_buffer_) PyBuffer_Release(&buffer_);  // the destructor of what was never made does not run
+    throw;
   }
 }
 
@@ -111,9 +115,11 @@ bool Array::import_buffer(nb::handle object) {
   view.data = buffer_.buf;
   view.item = static_cast<size_t>(buffer_.itemsize);
   view.dims = buffer_.ndim;
-  for (int i = 0; i < view.dims; ++i) {
+  int64_t packed = static_cast<int64_t>(view.item);  // stride of the dimension, if the array is packed
+  for (int i = view.dims - 1; i >= 0; --i) {
     view.shape[i] = buffer_.shape[i];
-    view.strides[i] = buffer_.strides[i];
+    view.strides[i] = buffer_.strides != nullptr ? buffer_.strides[i] : packed;  // ctypes gives no strides
+    packed *= buffer_.shape[i];
   }
   return true;
 }
@@ -132,10 +138,18 @@ void Array::import_named(nb::handle object) {
   dtype = named;
 }
 
+// Views that torch resolves only when they are read elementwise: their memory is not what they show.
+static void check_resolved(nb::handle object, const char* role) {
+  for (const char* lazy : {"is_conj", "is_neg"})
+    if (nb::hasattr(object, lazy) && nb::cast<bool>(object.attr(lazy)()))
+      throw BadType(std::string(role) + " is a lazy view: pass x.resolve_conj().resolve_neg()");
+}
+
 void Array::import_dlpack(nb::handle object) {
   if (!nb::hasattr(object, "__dlpack__"))
     throw BadType(std::string(role_) + ": a " + kind_of(object) +
                   " is no array; pass a NumPy array, a torch tensor or any object with __dlpack__");
+  check_resolved(object, role_);
   nb::ndarray<> writable;
   if (nb::try_cast(object, writable, false)) {
     tensor_ = nb::ndarray<nb::ro>(writable);
@@ -158,6 +172,16 @@ void Array::import_dlpack(nb::handle object) {
     view.shape[i] = static_cast<int64_t>(tensor_.shape(static_cast<size_t>(i)));
     view.strides[i] = tensor_.stride(static_cast<size_t>(i)) * static_cast<int64_t>(view.item);
   }
+}
+
+// A view with strides of 0 may have more elements than any memory.
+void Array::check_size() const {
+  int64_t bytes = static_cast<int64_t>(view.item);
+  for (int i = 0; i < view.dims; ++i)
+    if (view.shape[i] == 0) return;
+  for (int i = 0; i < view.dims; ++i)
+    if (__builtin_mul_overflow(bytes, view.shape[i], &bytes))
+      throw BadArgument(std::string(role_) + " has more elements than any memory holds");
 }
 
 void Array::check_writable() const {

@@ -39,6 +39,7 @@ class Array {
   bool read_only = false;
 
  private:
+  void check_size() const;
   bool import_buffer(nb::handle object);
   void import_named(nb::handle object);
   void import_dlpack(nb::handle object);

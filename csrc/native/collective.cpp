@@ -77,7 +77,8 @@ void check_output(const Array& in, const Array& out) {
 }
 
 void check_parts(size_t whole, const char* role, size_t part, size_t world) {
-  if (whole != part * world)
+  size_t expected;
+  if (__builtin_mul_overflow(part, world, &expected) || whole != expected)
     throw BadArgument(std::string(role) + " has " + std::to_string(whole) + " elements, not " +
                       std::to_string(world) + " * " + std::to_string(part));
 }
@@ -144,8 +145,11 @@ auto prepared(Communicator& comm, Collective collective, Prepare prepare) {
     nb::gil_scoped_release released;
     try {
       comm.refuse(collective, why);
-    } catch (const Failure&) {
+    } catch (const Failure& failure) {
+      if (failure.cause == Cause::interrupted) throw;  // a signal handler's exception must come out
       // The communicator is broken already, and the peers know; the caller's own mistake is the better news.
+    } catch (const std::runtime_error&) {
+      // In a signal handler within a call: the peers are in that call.
     }
   };
   try {

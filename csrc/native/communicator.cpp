@@ -13,9 +13,13 @@
 namespace collectives {
 namespace {
 
-// Python's signal handlers run in the main thread, between bytecodes or when asked; a long wait asks.
+unsigned long main_thread = 0;
+
+// Python's signal handlers run in the main thread, between bytecodes or when asked; a long wait asks. No
+// other thread may ask for the GIL here: when the interpreter ends it would be ended in the middle of a C++
+// function.
 bool signal_handler_raised() {
-  if (!Py_IsInitialized()) return true;
+  if (PyThread_get_thread_ident() != main_thread) return false;
   nb::gil_scoped_acquire acquired;
   return PyErr_CheckSignals() != 0;
 }
@@ -89,6 +93,8 @@ void connect(Communicator& comm, const std::vector<nb::bytes>& blobs) {
 
 void bind_communicator(nb::module_& m) {
   using namespace nb::literals;
+  main_thread =
+      nb::cast<unsigned long>(nb::module_::import_("threading").attr("main_thread")().attr("ident"));
   nb::class_<Communicator>(m, "Communicator", "See collectives.Communicator.")
       .def(
           "__init__",

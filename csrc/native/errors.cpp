@@ -38,11 +38,15 @@ void translate(const std::exception_ptr& thrown, void*) {
   } catch (const BadType& bad) {
     PyErr_SetString(PyExc_TypeError, bad.what());
   } catch (const Failure& failure) {
-    // The signal handler's own exception (KeyboardInterrupt) is already set and says more.
-    if (failure.cause == Cause::interrupted && PyErr_Occurred() != nullptr) return;
+    // A signal handler's own exception (KeyboardInterrupt) is set already and says more.
+    if (PyErr_Occurred() != nullptr) return;
     try {
       nb::object type = nb::module_::import_("collectives.errors").attr(class_name(failure.cause));
-      nb::object error = type(failure.what(), failure.collective, failure.epoch, failure.ranks);
+      const std::string_view what = failure.what();
+      // A peer's words may hold anything.
+      nb::object text =
+          nb::steal(PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "replace"));
+      nb::object error = type(text, failure.collective, failure.epoch, failure.ranks);
       PyErr_SetObject(type.ptr(), error.ptr());
     } catch (nb::python_error& error) {
       error.restore();

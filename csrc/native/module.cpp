@@ -4,6 +4,8 @@
 #include "cpu/reduce.h"
 
 NB_MODULE(_native, m) {
+  // A thread that still waits in a call when the interpreter ends holds references; that is no leak of ours.
+  nanobind::set_leak_warnings(false);
   m.doc() = "Native core of collectives: shared-memory communicators and their algorithms.";
   m.attr("__version__") = COLLECTIVES_VERSION;
   m.def("instruction_set", &collectives::instruction_set,
