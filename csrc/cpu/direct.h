@@ -7,6 +7,9 @@
 // before it is added.
 #pragma once
 
+#include <cstring>
+
+#include "core/copy.h"
 #include "cpu/call.h"
 #include "cpu/group.h"
 
@@ -40,8 +43,11 @@ bool run_direct(Group<Memory>& group, const Call& call) {
       char* to = call.out + static_cast<size_t>(peer) * bytes;
       if (step > 0)
         pull(peer, to);
+      else if (to != call.in && call.streamed)
+        stream_copy(to, call.in, bytes);
       else if (to != call.in)
-        Memory::read(to, call.in, bytes, call.streamed);
+        std::memcpy(to, call.in,
+                    bytes);  // between two arrays of a kind REP MOVSB, which reads no line it fills, is best
     }
   }
   // A peer that gave up has said so before it let go of its array; none can have left in peace yet.

@@ -17,7 +17,7 @@ constexpr size_t kOneShot = 64 << 10;
 size_t one_shot_limit(int world) { return world <= 2 ? kOneShot : kOneShot / static_cast<size_t>(world - 1); }
 
 // From this many bytes on, counted on the larger side, reading the peers' arrays beats staging.
-size_t direct_limit(bool far) { return far ? 512 << 10 : 2 << 20; }
+size_t direct_limit(bool far) { return far ? 512 << 10 : 1 << 20; }
 
 // Bytes that one rank's line carries if the payload rides in it.
 size_t inline_bytes(const Descriptor& d, int world) {
