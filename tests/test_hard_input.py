@@ -1,17 +1,22 @@
-"""Hard arguments: odd exporters of memory, lazy views, sizes and names beyond reason, odd float modes."""
+"""Hard arguments: odd exporters, memory that cannot be read, lazy views, huge sizes, names, float modes."""
 
 from __future__ import annotations
 
 import array
 import ctypes
+import mmap
+import os
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from cases import may_pull
 from ranks import Outcome, Pool, attempt
 from test_bad_input import f32, good
+
+needs_direct = pytest.mark.skipif(not may_pull(), reason="needs to read another process's memory")
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +46,76 @@ def test_ctypes_arrays(pools: Any) -> None:
             assert gathered == [[1, 2, 3], [4, 5, 6]] * world
             assert total == [2.0 * rank * world, (2.0 * rank + 1) * world]
             assert sent == [world - 1]
+
+
+def secret(count: int) -> np.ndarray[Any, Any] | None:
+    """Memory that this process can use and no other one can be given, or None if the kernel has none."""
+    memfd_secret = 447
+    descriptor = ctypes.CDLL(None).syscall(memfd_secret, 0)
+    if descriptor < 0:
+        return None
+    try:
+        os.ftruncate(descriptor, count * 4)
+        return np.frombuffer(mmap.mmap(descriptor, count * 4), np.float32)
+    except OSError:  # it counts as locked memory
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def move_secret(comm: Any, owner: int, count: int) -> tuple[list[list[float]], list[str]] | None:
+    x: Any = secret(count) if comm.rank == owner else np.empty(count, np.float32)
+    if comm.all_reduce(np.array([x is None]), op="bor")[0]:
+        return None
+    values, algorithms = [], []
+    for algorithm in ("direct", "direct", None):
+        x[:] = comm.rank + 1
+        values.append(np.unique(comm.all_gather(x, algorithm=algorithm)).tolist())
+        algorithms.append(comm.last_receipt().algorithm)
+        values.append(np.unique(comm.broadcast(x, owner, algorithm=algorithm)).tolist())
+        algorithms.append(comm.last_receipt().algorithm)
+    return values, algorithms
+
+
+@needs_direct
+@pytest.mark.parametrize(("world", "owner"), [(2, 0), (3, 1)])
+def test_direct_stages_memory_that_cannot_be_read(pools: Any, world: int, owner: int) -> None:
+    everyone = [rank + 1.0 for rank in range(world)]
+    for found in pools(world).run(move_secret, owner, 10_000):
+        if found is None:
+            pytest.skip("needs memfd_secret")
+        assert found == ([everyone, [owner + 1.0]] * 3, ["one_shot"] * 6)
+
+
+def hide_one(comm: Any, hidden: int, count: int) -> tuple[list[bool], list[str]]:
+    """all_gather before and after a rank forbids others to read it, as one does that drops its privileges."""
+    import collectives
+
+    if os.geteuid() == 0:  # who may read all memory would not notice
+        os.setgid(65534)
+        os.setuid(65534)
+    set_dumpable, libc = 4, ctypes.CDLL(None)
+    libc.prctl(set_dumpable, 1)
+    right, algorithms = [], []
+    with collectives.Communicator(timeout=20) as new:
+        for turn in range(3):
+            if turn == 1 and new.rank == hidden:
+                libc.prctl(set_dumpable, 0)
+            new.barrier()
+            gathered = new.all_gather(np.full(count, new.rank + 1.0, np.float32))
+            right.append(bool((gathered.reshape(-1, count) == np.arange(new.world_size)[:, None] + 1).all()))
+            algorithms.append(new.last_receipt().algorithm)
+    return right, algorithms
+
+
+@needs_direct
+@pytest.mark.parametrize(("world", "hidden"), [(2, 0), (3, 1)])
+def test_direct_stages_where_a_rank_became_undumpable(world: int, hidden: int) -> None:
+    with Pool(world, timeout=None) as pool:
+        for right, algorithms in pool.run(hide_one, hidden, 1_000_000):
+            if algorithms[0] != "direct":
+                pytest.skip("ranks without privileges may not read each other's memory here")
+            assert right == [True] * 3 and algorithms == ["direct", "one_shot", "one_shot"]
 
 
 def strange_tensor(name: str) -> Any:
@@ -139,7 +214,7 @@ def test_bad_names_beyond_ascii(pools: Any) -> None:
     own, *peers = pools(3).run(name_badly, names, limit=20)
     for outcome, name in zip(own, names, strict=True):
         assert outcome.error == "ValueError" and name in outcome.text, outcome
-    for outcome in sum(peers, []):
+    for outcome in (outcome for outcomes in peers for outcome in outcomes):
         assert outcome.error == "RefusedError" and outcome.ranks == (0,), outcome
         assert "unknown op" in outcome.text and "\ufffd" not in outcome.text, outcome
     pools(3).run(good)
