@@ -19,11 +19,25 @@ from test_bad_input import f32, good
 needs_direct = pytest.mark.skipif(not may_pull(), reason="needs to read another process's memory")
 
 
-@pytest.fixture(scope="module")
-def torch_pool() -> Iterator[Pool]:
+torch_pools: list[Pool] = []  # at most one: importing torch takes seconds
+
+
+@pytest.fixture
+def torch_pool() -> Pool:
+    """Two ranks that import torch, in place of those that a test broke."""
     pytest.importorskip("torch")
-    with Pool(2) as pool:
-        yield pool
+    if torch_pools and torch_pools[0].broken:
+        torch_pools.pop().close()
+    if not torch_pools:
+        torch_pools.append(Pool(2))
+    return torch_pools[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def close_torch_pool() -> Iterator[None]:
+    yield
+    while torch_pools:
+        torch_pools.pop().close()
 
 
 def ctypes_arrays(comm: Any) -> list[Any]:

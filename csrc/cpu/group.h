@@ -129,14 +129,8 @@ class Group {
       set_standing({Standing::closed, standing(rank_).cause, standing(rank_).culprit});
   }
 
-  // True when no rank, this one included, can touch this rank's slice any more.
-  bool abandoned() {
-    std::vector<int> dead = watch_.dead();
-    for (int peer = 0; peer < world(); ++peer)
-      if (standing(peer).state != Standing::closed && std::find(dead.begin(), dead.end(), peer) == dead.end())
-        return false;
-    return true;
-  }
+  // The rank has closed, and so will touch nobody's slice any more.
+  bool has_left(int peer) const { return standing(peer).state == Standing::closed; }
 
  private:
   static constexpr int kYields = 200;  // looks of about a microsecond each before the first sleep

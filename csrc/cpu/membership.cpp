@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <map>
@@ -130,7 +131,7 @@ bool Membership::map(const std::vector<Announcement>& peers) {
   for (const Announcement& peer : peers) {
     mappings_.push_back(process_->map(peer));
     links_.push_back(process_->link(peer));
-    const Token expected = token(peer);
+    const Token& expected = tokens_.emplace_back(token(peer));
     if (std::memcmp(mappings_.back()->data() + offsetof(Control, token), &expected, sizeof expected) != 0)
       throw std::runtime_error("the memory that rank " + std::to_string(peer.rank) +
                                " passed does not hold its token: the ranks do not share memory");
@@ -159,10 +160,24 @@ double Membership::now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+bool Membership::abandoned() {
+  const std::vector<int> gone = dead();
+  for (size_t i = 0; i < mappings_.size(); ++i) {
+    const int peer = static_cast<int>(i);
+    // A peer that found all closed before we did has given its slice back: it is zero, or another
+    // communicator's.
+    const bool released =
+        std::memcmp(mappings_[i]->data() + offsetof(Control, token), &tokens_[i], sizeof(Token)) != 0;
+    if (!released && !group_->has_left(peer) && std::find(gone.begin(), gone.end(), peer) == gone.end())
+      return false;
+  }
+  return true;
+}
+
 void Membership::retire(std::shared_ptr<Membership> membership) {
   if (membership->forked() || !membership->connected()) return;
   const std::shared_ptr<Process> process = membership->process_;
-  process->retire([membership = std::move(membership)] { return membership->group().abandoned(); });
+  process->retire([membership = std::move(membership)] { return membership->abandoned(); });
 }
 
 }  // namespace collectives

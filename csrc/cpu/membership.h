@@ -35,7 +35,9 @@ class Membership final : public Watch {
   bool interrupted() override { return interrupted_(); }
   double now() const override;
 
-  // Lets the slice go as soon as no peer can touch it.
+  // True when no rank, this one included, can touch this rank's slice any more.
+  bool abandoned();
+  // Lets the slice go as soon as it is abandoned.
   static void retire(std::shared_ptr<Membership> membership);
 
  private:
@@ -53,6 +55,7 @@ class Membership final : public Watch {
   Announcement announcement_{};
   std::vector<std::shared_ptr<Mapping>> mappings_;
   std::vector<std::shared_ptr<Link>> links_;
+  std::vector<Token> tokens_;  // of all ranks
   std::optional<Group> group_;
   bool met_ = false;  // other ranks may know of the slice
   bool direct_ = false;
