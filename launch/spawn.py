@@ -75,10 +75,15 @@ def spawn(
         stack.callback(_kill, ranks)
         # Handlers first: a signal between the first fork and them would leave ranks to themselves.
         stack.enter_context(_forwarding(ranks))
-        for rank, environment in enumerate(
-            _environments(world_size, port, os.environ if environ is None else environ)
-        ):
-            ranks.append(_start(argv, environment, shares[rank] if shares else None, rank))
+        # A rank may run before it is in the list: signals wait until all are.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGTSTP))
+        try:
+            for rank, environment in enumerate(
+                _environments(world_size, port, os.environ if environ is None else environ)
+            ):
+                ranks.append(_start(argv, environment, shares[rank] if shares else None, rank, mask))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         return _wait(ranks)
 
 
@@ -110,7 +115,11 @@ def _reserved_port() -> Iterator[int]:
 
 
 def _start(
-    argv: Sequence[str], environ: dict[str, str], cores: set[int] | None, rank: int
+    argv: Sequence[str],
+    environ: dict[str, str],
+    cores: set[int] | None,
+    rank: int,
+    mask: set[int] | set[signal.Signals],
 ) -> subprocess.Popen[bytes]:
     parent = os.getpid()
 
@@ -121,6 +130,7 @@ def _start(
             os._exit(1)
         if cores:
             os.sched_setaffinity(0, cores)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # A session of its own: Ctrl-C of the terminal reaches a rank once, by way of us, and what a rank started
     # can be ended with it.
