@@ -5,10 +5,11 @@
 namespace collectives {
 namespace {
 
-constexpr std::array<const char*, kCollectiveCount> kCollectives = {"all_reduce", "all_gather",
-                                                                    "reduce_scatter", "broadcast", "barrier"};
+constexpr std::array<const char*, kCollectiveCount> kCollectives = {
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "reduce", "gather",
+    "scatter",    "all_to_all", "all_to_all_v",   "delegated", "send",    "recv"};
 constexpr std::array<const char*, kAlgorithmCount> kAlgorithms = {"automatic", "inline", "one_shot",
-                                                                  "two_shot", "direct"};
+                                                                  "two_shot",  "direct", "symmetric"};
 
 template <class Enum, size_t N>
 bool find(const std::array<const char*, N>& names, std::string_view text, Enum& found) {
@@ -39,7 +40,7 @@ std::string describe(const Descriptor& d) {
   if (reduces(d.collective)) text += std::string(name(d.op)) + ", ";
   text +=
       std::string(name(d.dtype)) + ", " + std::to_string(d.count) + (d.count == 1 ? " element" : " elements");
-  if (d.collective == Collective::broadcast) text += ", root " + std::to_string(d.root);
+  if (rooted(d.collective)) text += ", root " + std::to_string(d.root);
   if (d.algorithm != Algorithm::automatic) text += std::string(", algorithm ") + name(d.algorithm);
   return text + ")";
 }

@@ -11,26 +11,48 @@
 
 namespace collectives {
 
-enum class Collective : uint8_t { all_reduce, all_gather, reduce_scatter, broadcast, barrier };
-enum class Algorithm : uint8_t { automatic, inline_payload, one_shot, two_shot, direct };
+// The values travel between ranks: append, never renumber.
+enum class Collective : uint8_t {
+  all_reduce,
+  all_gather,
+  reduce_scatter,
+  broadcast,
+  barrier,
+  reduce,
+  gather,
+  scatter,
+  all_to_all,
+  all_to_all_v,  // with a count of its own for every pair of ranks
+  delegated,     // all ranks agree to have another library make this call
+  send,          // point to point: never in a flag line, only in messages and records
+  recv,
+};
+enum class Algorithm : uint8_t { automatic, inline_payload, one_shot, two_shot, direct, symmetric };
 
-inline constexpr int kCollectiveCount = 5;
-inline constexpr int kAlgorithmCount = 5;
+inline constexpr int kCollectiveCount = 13;
+inline constexpr int kAlgorithmCount = 6;
 
 const char* name(Collective);
 const char* name(Algorithm);
 constexpr bool reduces(Collective c) {
-  return c == Collective::all_reduce || c == Collective::reduce_scatter;
+  return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::reduce;
 }
-// One side of the call holds a part for each rank.
+// One side of the call (all_to_all: both) holds a part for each rank.
 constexpr bool sharded(Collective c) {
-  return c == Collective::all_gather || c == Collective::reduce_scatter;
+  return c == Collective::all_gather || c == Collective::reduce_scatter || c == Collective::gather ||
+         c == Collective::scatter || c == Collective::all_to_all;
+}
+// One rank gives, or gets, what the others do not.
+constexpr bool rooted(Collective c) {
+  return c == Collective::broadcast || c == Collective::reduce || c == Collective::gather ||
+         c == Collective::scatter;
 }
 bool parse(std::string_view, Collective&);
 bool parse(std::string_view, Algorithm&);
 
 // The call's fingerprint. Sixteen bytes, compared whole: a hash could collide, and could not be printed.
-// `count` is the number of elements that one rank puts in (broadcast: that the root sends).
+// `count` is the number of elements of one part: what a rank puts in, or gets out where it puts in a part for
+// each rank (broadcast: what the root sends; all_to_all: what one rank sends to one other; all_to_all_v: 0).
 struct Descriptor {
   uint64_t count = 0;
   Collective collective = Collective::barrier;

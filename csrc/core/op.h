@@ -8,11 +8,11 @@
 namespace collectives {
 
 // Reduction operators. The values travel between ranks: append, never renumber.
-enum class Op : uint8_t { sum, avg, min, max, product, band, bor, bxor };
+enum class Op : uint8_t { sum, avg, min, max, product, band, bor, bxor, premul_sum };
 
-inline constexpr int kOpCount = 8;
-inline constexpr const char* kOpNames[kOpCount] = {"sum",     "avg",  "min", "max",
-                                                   "product", "band", "bor", "bxor"};
+inline constexpr int kOpCount = 9;
+inline constexpr const char* kOpNames[kOpCount] = {"sum",  "avg", "min",  "max",       "product",
+                                                   "band", "bor", "bxor", "premul_sum"};
 
 constexpr const char* name(Op op) { return kOpNames[static_cast<int>(op)]; }
 

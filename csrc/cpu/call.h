@@ -10,13 +10,18 @@
 
 namespace collectives {
 
-// `in` and `out` are packed arrays. Elements: all_reduce count -> count; all_gather count -> world * count;
-// reduce_scatter world * count -> count; broadcast count in place (in == out). The descriptor's count is this
-// one.
+// `in` and `out` are packed arrays. Elements, with the descriptor's count: all_reduce count -> count;
+// all_gather count -> world * count; reduce_scatter world * count -> count; broadcast count in place (in ==
+// out); reduce count -> count on the root; gather count -> world * count on the root; scatter world * count
+// on the root -> count; all_to_all world * count -> world * count; all_to_all_v the sums of its counts.
 struct Call {
   Descriptor descriptor;
   const char* in = nullptr;
   char* out = nullptr;
+  double timeout = 0;                     // seconds; 0: the communicator's
+  double factor = 1;                      // of this rank's input; premul_sum only
+  const uint64_t* send_counts = nullptr;  // all_to_all_v: elements to and from each rank
+  const uint64_t* recv_counts = nullptr;
   bool streamed = false;  // the outputs of all ranks fill half of the last-level cache: write them past it
 
   size_t item() const { return size_of(descriptor.dtype); }

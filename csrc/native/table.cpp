@@ -79,6 +79,10 @@ Call call_from(const collectives_call& c) {
   call.descriptor.algorithm = in_range<Algorithm>(c.algorithm, kAlgorithmCount, "algorithm");
   call.in = static_cast<const char*>(c.in);
   call.out = static_cast<char*>(c.out);
+  call.timeout = c.timeout;
+  call.factor = c.factor;
+  call.send_counts = c.send_counts;
+  call.recv_counts = c.recv_counts;
   return call;
 }
 

@@ -12,9 +12,10 @@ extern "C" {
 #endif
 
 #define COLLECTIVES_TABLE_NAME "collectives._native.table"
-#define COLLECTIVES_TABLE_VERSION 1u
+#define COLLECTIVES_TABLE_VERSION 2u
 
 typedef struct collectives_communicator collectives_communicator;
+typedef struct collectives_request collectives_request;
 
 // Result of a call. Everything but OK has a message, and a cause's ranks, in last_error().
 enum {
@@ -41,7 +42,23 @@ typedef struct {
   uint8_t op;
   uint8_t dtype;
   uint8_t algorithm;
+  double timeout;               // seconds; 0: the communicator's
+  double factor;                // of this rank's input; premul_sum only
+  const uint64_t* send_counts;  // all_to_all_v: elements to and from each rank, parts one after another;
+  const uint64_t* recv_counts;  // NULL for every other collective
+  const int64_t* shape;         // of the caller's array, for the flight record alone; may be NULL
+  uint32_t dims;
 } collectives_call;
+
+// A message between two ranks: packed elements. Messages of one sender and tag arrive in order.
+typedef struct {
+  void* data;
+  uint64_t count;
+  double timeout;  // seconds; 0: the communicator's
+  int32_t peer;    // receiving from -1 takes the first message that comes; then the sender is put here
+  uint32_t tag;
+  uint8_t dtype;
+} collectives_message;
 
 typedef struct {
   uint32_t version;  // COLLECTIVES_TABLE_VERSION
@@ -63,6 +80,30 @@ typedef struct {
   // Of this thread's last call that failed: message, call number, and up to `room` culprits; returns how many
   // there are.
   size_t (*last_error)(const char** message, uint64_t* epoch, int* ranks, size_t room);
+
+  // Version 2.
+  void (*set_timeout)(collectives_communicator*, double seconds);
+  uint64_t (*epoch)(const collectives_communicator*);  // calls begun
+
+  // Point to point: independent of the collectives, and of whoever waits in them. send() returns once the
+  // message is buffered or taken, recv() once it is there.
+  int (*send)(collectives_communicator*, const collectives_message*);
+  int (*recv)(collectives_communicator*, collectives_message*);
+  // The same begun and not waited for; `data` stays in use until `done` (may be NULL) was called, with the
+  // status, by any thread that holds no lock. last_error() is set in that thread. NULL on failure to begin.
+  collectives_request* (*post_send)(collectives_communicator*, const collectives_message*,
+                                    void (*done)(void* context, int status), void* context);
+  collectives_request* (*post_recv)(collectives_communicator*, const collectives_message*,
+                                    void (*done)(void* context, int status), void* context);
+  int (*wait)(collectives_request*, double seconds);  // TIMED_OUT leaves it pending; 0 s: as long as it takes
+  int (*finished)(const collectives_request*);        // 1 once done
+  int32_t (*source)(const collectives_request*);      // sender of a received message
+  void (*release)(collectives_request*);              // the handle; the transfer goes on
+
+  // Memory of this process that the peers of all its communicators can read in place; NULL when there is
+  // none. Aligned to pages. give_back() keeps pages for the next allocation.
+  void* (*allocate)(size_t bytes);
+  void (*give_back)(void*);
 } collectives_table;
 
 #ifdef __cplusplus
