@@ -1,8 +1,8 @@
 """Makes the torch.distributed backend "collectives" known to torch.
 
-`import torch` calls :func:`register` through the entry point ``torch.backends``. A module of its own and outside
-the package, because an exception on this way would break `import torch` itself, and because whoever imports
-torch for another purpose should not pay for the library: it is imported when the first group is made.
+`import torch` calls :func:`register` through the entry point ``torch.backends``. A module of its own and
+outside the package, because an exception on this way would break `import torch` itself, and because whoever
+imports torch for another purpose should not pay for the library: it is imported when the first group is made.
 """
 
 from __future__ import annotations

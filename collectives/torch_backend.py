@@ -92,14 +92,10 @@ def load() -> ModuleType:
         built_for = None
     if built_for is not None and minor(built_for) == minor(torch.__version__):
         return importlib.import_module("collectives._torch")
+    had = f"was built for torch {built_for}" if built_for else "was not built"
     raise ImportError(
-        (
-            f"collectives._torch was built for torch {built_for}"
-            if built_for
-            else "collectives._torch was not built"
-        )
-        + f", and torch {torch.__version__} is running: run `python -m collectives build-torch`, or reinstall "
-        "with pip install --no-build-isolation"
+        f"collectives._torch {had}, and torch {torch.__version__} is running: run `python -m collectives "
+        "build-torch`, or reinstall collectives with pip install --no-build-isolation"
     )
 
 

@@ -1,4 +1,4 @@
-"""How torch learns of the backend, whichever way round the imports come; and that it costs nobody anything."""
+"""How torch learns of the backend, whichever way round the imports come, and at what cost."""
 
 from __future__ import annotations
 
