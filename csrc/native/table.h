@@ -100,6 +100,9 @@ typedef struct {
   int32_t (*source)(const collectives_request*);      // sender of a received message
   void (*release)(collectives_request*);              // the handle; the transfer goes on
 
+  // Seconds that a call is expected to take (csrc/cpu/cost.h), by the plan that it would get.
+  double (*estimate)(const collectives_communicator*, const collectives_call*);
+
   // Memory of this process that the peers of all its communicators can read in place; NULL when there is
   // none. Aligned to pages. give_back() keeps pages for the next allocation.
   void* (*allocate)(size_t bytes);
