@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -23,15 +24,75 @@ class Communicator:
     def healthy(self) -> bool: ...
     @property
     def closed(self) -> bool: ...
+    def set_timeout(self, seconds: float) -> None: ...
+    @property
+    def epoch(self) -> int: ...
     def all_reduce(
-        self, x: Any, out: Any = None, op: str = "sum", *, algorithm: str | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        factor: float | None = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
     ) -> Any: ...
-    def all_gather(self, x: Any, out: Any = None, *, algorithm: str | None = None) -> Any: ...
+    def reduce(
+        self,
+        x: Any,
+        root: int = 0,
+        op: str = "sum",
+        out: Any = None,
+        *,
+        factor: float | None = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def all_gather(
+        self, x: Any, out: Any = None, *, algorithm: str | None = None, timeout: float | None = None
+    ) -> Any: ...
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        out: Any = None,
+        *,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any: ...
     def reduce_scatter(
-        self, x: Any, out: Any = None, op: str = "sum", *, algorithm: str | None = None
+        self,
+        x: Any,
+        out: Any = None,
+        op: str = "sum",
+        *,
+        factor: float | None = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
     ) -> Any: ...
-    def broadcast(self, x: T, root: int = 0, *, algorithm: str | None = None) -> T: ...
-    def barrier(self) -> None: ...
+    def scatter(
+        self,
+        x: Any,
+        out: Any = None,
+        root: int = 0,
+        *,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def all_to_all(
+        self,
+        x: Any,
+        out: Any = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> Any: ...
+    def broadcast(
+        self, x: T, root: int = 0, *, algorithm: str | None = None, timeout: float | None = None
+    ) -> T: ...
+    def barrier(self, *, timeout: float | None = None) -> None: ...
     def abort(self) -> None: ...
     def close(self) -> None: ...
     def _explain(self, collective: str, nbytes: int, dtype: str) -> dict[str, Any]: ...

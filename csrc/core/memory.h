@@ -65,11 +65,12 @@ struct RealMemory {
   // Copies from the private memory of another process (of this one where pid is 0) without staging; false
   // where the kernel refuses or the process is gone.
   static bool pull(pid_t pid, void* to, uint64_t from, size_t bytes);
-  // Sources may be shared or private; `shared_copy` (may be null) is shared.
+  // Sources may be shared or private, `to` as well; `shared_copy` (may be null) is shared. `factors`:
+  // private.
   template <class Function>
   static void reduce(Function function, void* to, void* shared_copy, const void* const* sources, int count,
-                     size_t elements) {
-    function(to, shared_copy, sources, count, elements);
+                     size_t elements, const double* factors) {
+    function(to, shared_copy, sources, count, elements, factors);
   }
 };
 

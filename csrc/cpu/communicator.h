@@ -12,6 +12,7 @@
 
 #include "cpu/call.h"
 #include "cpu/membership.h"
+#include "cpu/pipeline.h"
 #include "cpu/plan.h"
 
 namespace collectives {
@@ -20,6 +21,7 @@ namespace collectives {
 struct Receipt {
   uint64_t epoch = 0;
   Descriptor descriptor;  // `algorithm` is the one that ran
+  size_t bytes = 0;       // of the call's larger side
   size_t chunks = 0;
   size_t staged_bytes = 0;  // written into this rank's staging and result slots
 };
@@ -50,7 +52,10 @@ class Communicator {
 
   int rank() const { return rank_; }
   int world() const { return world_; }
-  double timeout() const { return timeout_; }
+  double timeout() const { return timeout_; }  // seconds, of every call that has none of its own
+  // From any thread; of the calls that begin afterwards. Throws BadArgument.
+  void set_timeout(double seconds);
+  uint64_t epoch() const;  // calls begun; from any thread
   bool healthy() const;
   bool closed() const;
 
@@ -72,17 +77,18 @@ class Communicator {
   Plan plan(const Descriptor& descriptor) const;
   void leave() const;
   void check_usable(Collective collective) const;
-  void run_plan(const Call& call, const Plan& plan);
+  void check(const Call& call) const;
+  void run_plan(const Call& call, Plan& plan);
 
   const int rank_;
   const int world_;
-  const double timeout_;
+  std::atomic<double> timeout_;
   const size_t stream_limit_;       // bytes of output from which it is written past the cache
   mutable std::timed_mutex mutex_;  // held during a call, see Turn
   mutable std::atomic<std::thread::id> in_call_{};
   mutable std::atomic<bool> leave_{false};  // close() was called by a signal handler within a call
   std::shared_ptr<Membership> membership_;  // never null
-  std::vector<const void*> sources_;        // scratch: the inputs of one reduction
+  Scratch scratch_;
   std::optional<Receipt> receipt_;
 };
 

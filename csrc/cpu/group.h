@@ -42,20 +42,13 @@ class Group {
 
   // `pids`: of the peers as this process sees them; 0 for ranks of this very process, negative where it
   // cannot see them.
-  Group(int rank, std::vector<char*> slices, std::vector<pid_t> pids, SliceLayout layout, Watch& watch,
-        double timeout)
-      : rank_(rank),
-        slices_(std::move(slices)),
-        pids_(std::move(pids)),
-        layout_(layout),
-        watch_(watch),
-        timeout_(timeout) {}
+  Group(int rank, std::vector<char*> slices, std::vector<pid_t> pids, SliceLayout layout, Watch& watch)
+      : rank_(rank), slices_(std::move(slices)), pids_(std::move(pids)), layout_(layout), watch_(watch) {}
 
   int rank() const { return rank_; }
   int world() const { return static_cast<int>(slices_.size()); }
   const SliceLayout& layout() const { return layout_; }
-  uint64_t epoch() const { return epoch_; }
-  double timeout() const { return timeout_; }
+  uint64_t epoch() const { return epoch_; }  // calls begun; from any thread
 
   char* staging(int peer, unsigned bank) const { return slices_[peer] + layout_.staging(bank); }
   char* result(int peer, unsigned bank) const { return slices_[peer] + layout_.result(bank); }
@@ -78,12 +71,14 @@ class Group {
   bool healthy() const { return standing(rank_).state == Standing::open; }
   bool closed() const { return standing(rank_).state == Standing::closed; }
 
-  // Opens the next call: afterwards any_far() is what all ranks see, and the slots of next_bank() may be
-  // written. Waits only if the call before was refused, for the peers' lines of that one.
-  void begin(const Descriptor& descriptor) {
+  // Opens the next call, in which every wait ends after `timeout` seconds: afterwards any_far() is what all
+  // ranks see, and the slots of next_bank() may be written. Waits only if the call before was refused, for
+  // the peers' lines of that one.
+  void begin(const Descriptor& descriptor, double timeout) {
     current_ = descriptor;
-    ++epoch_;
+    epoch_.store(epoch_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     if (!healthy()) throw broken();
+    timeout_ = timeout;
     settle();
     // A late rank must not get a result that the others gave up on.
     if (std::optional<Failure> failure = failed_peer(sequence_ + 1)) throw *failure;
@@ -220,8 +215,10 @@ class Group {
     if (watch_.interrupted())
       return Standing{Standing::failed, Cause::interrupted, static_cast<uint16_t>(rank_)};
     if (watch_.now() - started > timeout_)
-      if (const std::vector<int> late = missing(); !late.empty())
+      if (const std::vector<int> late = missing(); !late.empty()) {
+        expired_ = true;
         return Standing{Standing::failed, Cause::timed_out, static_cast<uint16_t>(late.front())};
+      }
     return std::nullopt;
   }
 
@@ -273,10 +270,11 @@ class Group {
   std::vector<pid_t> pids_;
   SliceLayout layout_;
   Watch& watch_;
-  double timeout_;
+  double timeout_ = 0;     // of the current call; of the one that failed once one has
+  bool expired_ = false;   // this rank itself gave up waiting
   uint32_t sequence_ = 0;  // exchanges published
   uint32_t settled_ = 0;   // the last exchange that was waited for
-  uint64_t epoch_ = 0;     // calls begun
+  std::atomic<uint64_t> epoch_{0};
   bool any_far_ = false;
   double publish_seconds_ = 0;  // what it takes to publish a line
   double published_ = 0;        // when a line was last published, where that was timed
@@ -319,7 +317,10 @@ Failure Group<Memory>::broken() const {
       std::snprintf(seconds, sizeof seconds, "%g", timeout_);
       if (std::vector<int> late = missing(); std::find(late.begin(), late.end(), s.culprit) != late.end())
         culprits = late;
-      text += list_ranks(culprits) + " did not arrive within " + seconds + " s";
+      text += list_ranks(culprits) + (expired_ ? std::string(" did not arrive within ") + seconds + " s"
+                                               : std::string(" did not arrive in time for another rank (the "
+                                                             "timeout of this one: ") +
+                                                     seconds + " s)");
       break;
     }
     case Cause::aborted:

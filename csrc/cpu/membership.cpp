@@ -105,11 +105,10 @@ void Membership::connect(const std::vector<Announcement>& peers, double timeout)
       slices.push_back(mappings_[i]->data());
       pids.push_back(pid_of(links_[i]));
     }
-    group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), std::move(pids), layout_, *this,
-                   timeout);
+    group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), std::move(pids), layout_, *this);
     // The first exchange: all ranks are there, and tell whether they may read each other's memory.
     const unsigned bank = group_->next_bank();
-    group_->begin(Descriptor{});
+    group_->begin(Descriptor{}, timeout);
     group_->enter(&direct, sizeof direct);
     group_->reset_epoch();
     for (size_t i = 0; i < peers.size(); ++i)

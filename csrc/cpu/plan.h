@@ -18,8 +18,8 @@ struct Circumstances {
 
 struct Plan {
   Algorithm algorithm = Algorithm::one_shot;
-  size_t chunk = 0;         // elements that one exchange moves for each rank (of the count in the descriptor)
-  size_t chunks = 1;        // at least 1: an empty call still exchanges flags
+  size_t chunk = 0;   // elements that one exchange moves for each rank (of the count in the descriptor)
+  size_t chunks = 1;  // at least 1: an empty call still exchanges flags; all_to_all_v learns them as it runs
   const char* reason = "";  // why this algorithm
 };
 

@@ -144,6 +144,9 @@ const collectives_table table = {
           std::copy_n(last_error.ranks.begin(), std::min(room, last_error.ranks.size()), ranks);
           return last_error.ranks.size();
         },
+    .set_timeout = [](collectives_communicator* handle,
+                      double seconds) { guarded([&] { unwrap(handle)->set_timeout(seconds); }); },
+    .epoch = [](const collectives_communicator* handle) { return unwrap(handle)->epoch(); },
 };
 
 }  // namespace
