@@ -68,6 +68,7 @@ Communicator::~Communicator() { close(); }
 void Communicator::connect(const std::vector<Announcement>& peers) {
   const Turn turn(*this, Collective::barrier);
   membership_->connect(peers, timeout_);
+  messages_ = PointToPoint::make(membership_);
 }
 
 bool Communicator::healthy() const {
@@ -153,6 +154,13 @@ void Communicator::refuse(Collective collective, const std::string& reason) {
   membership_->group().refuse(reason);
 }
 
+PointToPoint& Communicator::messages(Collective side) const {
+  check_usable(side);
+  if (!messages_)
+    throw Failure(Cause::closed, name(side), 0, {rank_}, std::string(name(side)) + ": still connecting");
+  return *messages_;
+}
+
 Plan Communicator::plan(const Descriptor& d) const {
   if (reduces(d.collective) && !supports(d.dtype, d.op))
     throw BadArgument(std::string(name(d.op)) + " is not defined for " + name(d.dtype));
@@ -195,6 +203,7 @@ void Communicator::close() {
 
 // With the turn.
 void Communicator::leave() const {
+  if (messages_) messages_->close();
   membership_->group().close();
   Membership::retire(membership_);
 }

@@ -13,6 +13,7 @@
 #include "cpu/call.h"
 #include "cpu/membership.h"
 #include "cpu/plan.h"
+#include "cpu/point_to_point.h"
 
 namespace collectives {
 
@@ -59,6 +60,10 @@ class Communicator {
   // Takes part in a call that this rank will not make, because its arguments are bad.
   void refuse(Collective collective, const std::string& reason);
 
+  // Sends and receives, which take no turns with the calls. `side` names the caller in the Failure where
+  // there are none.
+  PointToPoint& messages(Collective side) const;
+
   // The plan for a call as things stand. Throws BadArgument.
   Plan explain(const Descriptor& descriptor) const;
   std::optional<Receipt> last_receipt() const;
@@ -82,6 +87,7 @@ class Communicator {
   mutable std::atomic<std::thread::id> in_call_{};
   mutable std::atomic<bool> leave_{false};  // close() was called by a signal handler within a call
   std::shared_ptr<Membership> membership_;  // never null
+  std::shared_ptr<PointToPoint> messages_;  // once connected
   std::vector<const void*> sources_;        // scratch: the inputs of one reduction
   std::optional<Receipt> receipt_;
 };
