@@ -32,6 +32,16 @@ struct RealMemory {
     flag.store(value, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) != 0) wake(flag);
   }
+  // The same for a reader that waits for several flags at once, and so sleeps on one bell for all of them.
+  static void publish(Word& flag, uint32_t value, const Word& sleepers, Word& bell) {
+    flag.store(value, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
+  }
+  // A bell has many writers. Whoever has read it before the ring does not fall asleep on it after.
+  static void ring(Word& bell) {
+    bell.fetch_add(1, std::memory_order_seq_cst);
+    wake(bell);
+  }
 
   // Waits until this core's earlier stores are out.
   static void drain() {

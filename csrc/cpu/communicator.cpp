@@ -75,6 +75,7 @@ Communicator::~Communicator() { close(); }
 void Communicator::connect(const std::vector<Announcement>& peers) {
   const Turn turn(*this, Collective::barrier);
   membership_->connect(peers, timeout_);
+  messages_ = PointToPoint::make(membership_);
 }
 
 bool Communicator::healthy() const {
@@ -183,6 +184,13 @@ void Communicator::check(const Call& call) const {
   if (call.timeout != 0) check_timeout(call.timeout);
 }
 
+PointToPoint& Communicator::messages(Collective side) const {
+  check_usable(side);
+  if (!messages_)
+    throw Failure(Cause::closed, name(side), 0, {rank_}, std::string(name(side)) + ": still connecting");
+  return *messages_;
+}
+
 Plan Communicator::plan(const Descriptor& d) const {
   if (reduces(d.collective) && !supports(d.dtype, d.op))
     throw BadArgument(std::string(name(d.op)) + " is not defined for " + name(d.dtype) + ", which takes " +
@@ -226,6 +234,7 @@ void Communicator::close() {
 
 // With the turn.
 void Communicator::leave() const {
+  if (messages_) messages_->close();
   membership_->group().close();
   Membership::retire(membership_);
 }

@@ -14,6 +14,7 @@
 #include "cpu/membership.h"
 #include "cpu/pipeline.h"
 #include "cpu/plan.h"
+#include "cpu/point_to_point.h"
 
 namespace collectives {
 
@@ -64,6 +65,10 @@ class Communicator {
   // Takes part in a call that this rank will not make, because its arguments are bad.
   void refuse(Collective collective, const std::string& reason);
 
+  // Sends and receives, which take no turns with the calls. `side` names the caller in the Failure where
+  // there are none.
+  PointToPoint& messages(Collective side) const;
+
   // The plan for a call as things stand. Throws BadArgument.
   Plan explain(const Descriptor& descriptor) const;
   std::optional<Receipt> last_receipt() const;
@@ -89,6 +94,7 @@ class Communicator {
   mutable std::atomic<bool> leave_{false};  // close() was called by a signal handler within a call
   std::shared_ptr<Membership> membership_;  // never null
   Scratch scratch_;
+  std::shared_ptr<PointToPoint> messages_;  // once connected
   std::optional<Receipt> receipt_;
 };
 

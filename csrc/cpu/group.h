@@ -50,6 +50,7 @@ class Group {
   const SliceLayout& layout() const { return layout_; }
   uint64_t epoch() const { return epoch_; }  // calls begun; from any thread
 
+  char* slice(int peer) const { return slices_[peer]; }
   char* staging(int peer, unsigned bank) const { return slices_[peer] + layout_.staging(bank); }
   char* result(int peer, unsigned bank) const { return slices_[peer] + layout_.result(bank); }
   const Line& line(int peer, unsigned bank) const { return control(peer).banks[bank].line; }
@@ -68,6 +69,7 @@ class Group {
   // The exchange that proves a new group is no call of the user's.
   void reset_epoch() { epoch_ = 0; }
 
+  Standing standing(int peer) const { return Standing::from(Memory::load(control(peer).standing)); }
   bool healthy() const { return standing(rank_).state == Standing::open; }
   bool closed() const { return standing(rank_).state == Standing::closed; }
 
@@ -117,6 +119,10 @@ class Group {
 
   // From any thread, also while another one waits.
   void abort() { record({Standing::failed, Cause::aborted, static_cast<uint16_t>(rank_)}); }
+  // Records why this rank stops, for itself and for its peers; the first reason stays.
+  void record(Standing s) {
+    if (healthy()) set_standing(s);
+  }
   void close() {
     if (standing(rank_).state == Standing::open)
       set_standing({Standing::closed, Cause::closed, uint16_t(rank_)});
@@ -140,7 +146,6 @@ class Group {
   static constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 
   Control& control(int peer) const { return *reinterpret_cast<Control*>(slices_[peer]); }
-  Standing standing(int peer) const { return Standing::from(Memory::load(control(peer).standing)); }
 
   void publish(typename Line::Kind kind, bool first, const void* payload, size_t bytes) {
     ++sequence_;
@@ -253,10 +258,6 @@ class Group {
     Memory::wake(control(rank_).banks[1].line.sequence);
   }
 
-  // Records why this rank stops, for itself and for its peers; the first reason stays.
-  void record(Standing s) {
-    if (healthy()) set_standing(s);
-  }
   Failure fall(Standing s) {
     record(s);
     return broken();
