@@ -64,6 +64,7 @@ class Case:
     out_offset: int = 0
     root: int = 0
     seed: int = 0
+    symmetric: bool = False
 
     def input_count(self, world: int) -> int:
         return self.count * world if self.collective == "reduce_scatter" else self.count
@@ -79,9 +80,12 @@ class Case:
 class Guarded:
     """An array that starts at any byte, with guard bytes around it."""
 
-    def __init__(self, dtype: str, count: int, offset: int):
+    def __init__(self, dtype: str, count: int, offset: int, symmetric: bool = False):
+        import collectives
+
         size = count * oracle.numpy_dtype(dtype).itemsize
-        self.buffer = np.full(size + 2 * GUARD + offset, 0xA5, np.uint8)
+        self.buffer = (collectives.empty if symmetric else np.empty)(size + 2 * GUARD + offset, np.uint8)
+        self.buffer[:] = 0xA5
         # The base of the buffer is 16-byte aligned at best by chance: count the offset from a 64-byte line.
         start = GUARD - 63 + (-(self.buffer.ctypes.data + GUARD - 63)) % 64 + offset
         self.inside = slice(start, start + size)
@@ -98,8 +102,8 @@ def perform(comm: Any, case: Case) -> Array:
     """Make this rank's arrays, call, check guards, inputs and receipt, and return a copy of the output."""
     world, rank = comm.world_size, comm.rank
     source = inputs.row(case.dtype, case.input_count(world), rank, case.seed)
-    x = Guarded(case.dtype, len(source), case.offset)
-    out = Guarded(case.dtype, case.output_count(world), case.out_offset)
+    x = Guarded(case.dtype, len(source), case.offset, case.symmetric)
+    out = Guarded(case.dtype, case.output_count(world), case.out_offset, case.symmetric)
     call = getattr(comm, case.collective)
     forced = {"algorithm": case.algorithm}
     reduces = {"op": case.op} if case.collective in ("all_reduce", "reduce_scatter") else {}

@@ -33,6 +33,12 @@ struct Call {
   ReduceFn reduction() const { return reduce_function(descriptor.dtype, descriptor.op); }
 };
 
+// A rank's arrays as this process sees them, where it can read them in place; null where it cannot.
+struct PeerArrays {
+  const char* in;
+  const char* out;
+};
+
 // Elements [begin, end).
 struct Range {
   size_t begin;

@@ -73,6 +73,9 @@ class Communicator {
   void leave() const;
   void check_usable(Collective collective) const;
   void run_plan(const Call& call, const Plan& plan);
+  // Makes the call in place where all ranks' arrays are symmetric, and says how; otherwise moves nothing.
+  // Throws BadArgument on all ranks alike where the caller insists.
+  std::optional<Plan> run_symmetric(const Call& call);
 
   const int rank_;
   const int world_;
@@ -83,6 +86,7 @@ class Communicator {
   mutable std::atomic<bool> leave_{false};  // close() was called by a signal handler within a call
   std::shared_ptr<Membership> membership_;  // never null
   std::vector<const void*> sources_;        // scratch: the inputs of one reduction
+  std::vector<PeerArrays> peers_;           // scratch: where the ranks' arrays are
   std::optional<Receipt> receipt_;
 };
 

@@ -19,6 +19,15 @@ size_t one_shot_limit(int world) { return world <= 2 ? kOneShot : kOneShot / sta
 // From this many bytes on, counted on the larger side, reading the peers' arrays beats staging.
 size_t direct_limit(bool far) { return far ? 512 << 10 : 1 << 20; }
 
+// all_reduce: what one exchange of flags reduces. The result of a chunk is collected while it is in the
+// caches. Not measured yet.
+constexpr size_t kSymmetricChunk = 1 << 20;
+
+// From this many bytes on, counted on the larger side, the ranks ask each other whether their arrays are
+// symmetric, where all have such memory. The answer costs a call that is then staged one exchange of flags, a
+// microsecond or less, which is small against the copies through the slots that it may save from here on.
+constexpr size_t kSymmetricBytes = 32 << 10;
+
 // Bytes that one rank's line carries if the payload rides in it.
 size_t inline_bytes(const Descriptor& d, int world) {
   return d.bytes() * (d.collective == Collective::reduce_scatter ? static_cast<size_t>(world) : 1);
@@ -61,11 +70,24 @@ void check_forced(const Descriptor& d, const Circumstances& c) {
       (d.algorithm == Algorithm::one_shot && d.collective == Collective::reduce_scatter))
     throw BadArgument(std::string("algorithm ") + name(d.algorithm) + " does not serve " +
                       name(d.collective));
+  if (d.algorithm == Algorithm::symmetric && !serves_symmetric(d.collective))
+    throw BadArgument(std::string("algorithm symmetric does not serve ") + name(d.collective));
   if (d.algorithm == Algorithm::direct && !c.direct)
     throw BadArgument("algorithm direct: this system does not let the ranks read each other's memory");
 }
 
 }  // namespace
+
+bool serves_symmetric(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+         collective == Collective::all_gather || collective == Collective::broadcast;
+}
+
+bool tries_symmetric(const Descriptor& d, int world) {
+  const size_t whole = d.bytes() * (sharded(d.collective) ? static_cast<size_t>(world) : 1);
+  return d.algorithm == Algorithm::automatic && world > 1 && serves_symmetric(d.collective) &&
+         whole >= kSymmetricBytes;
+}
 
 Plan make_plan(const Descriptor& d, const Circumstances& c) {
   Plan plan;
@@ -82,10 +104,13 @@ Plan make_plan(const Descriptor& d, const Circumstances& c) {
     plan.algorithm = d.algorithm;
     plan.reason = "forced by the caller";
   }
-  if (plan.algorithm == Algorithm::inline_payload || plan.algorithm == Algorithm::direct) return plan;
+  const bool symmetric = plan.algorithm == Algorithm::symmetric;
+  if (plan.algorithm == Algorithm::inline_payload || plan.algorithm == Algorithm::direct ||
+      (symmetric && d.collective != Collective::all_reduce))
+    return plan;
   const size_t item = size_of(d.dtype);
   const size_t line = std::max<size_t>(1, kCacheLine / item);
-  size_t capacity = c.slot_bytes / item;
+  size_t capacity = (symmetric ? kSymmetricChunk : c.slot_bytes) / item;
   if (d.collective == Collective::reduce_scatter) capacity /= static_cast<size_t>(c.world);
   capacity = capacity / line * line;
   // Chunks of equal size: a short last one would leave the pipeline half empty.

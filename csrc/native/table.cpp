@@ -144,6 +144,13 @@ const collectives_table table = {
           std::copy_n(last_error.ranks.begin(), std::min(room, last_error.ranks.size()), ranks);
           return last_error.ranks.size();
         },
+    .allocate =
+        [](size_t bytes) {
+          void* memory = nullptr;
+          guarded([&] { memory = Process::current()->heap().allocate(bytes); });
+          return memory;
+        },
+    .give_back = &Process::give_back,
 };
 
 }  // namespace
