@@ -31,6 +31,7 @@ from collectives.errors import (
     RefusedError,
 )
 from collectives.plan import Plan, Receipt
+from collectives.symmetric import empty
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "Receipt",
     "RefusedError",
     "__version__",
+    "empty",
 ]
 
 environment.configure_logging()

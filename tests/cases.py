@@ -83,6 +83,7 @@ class Case:
     out_offset: int = 0
     root: int = 0
     seed: int = 0
+    symmetric: bool = False
 
     def part(self, sender: int, receiver: int) -> int:
         """all_to_all_v: the elements that `sender` has for `receiver`."""
@@ -122,9 +123,12 @@ class Case:
 class Guarded:
     """An array that starts at any byte, with guard bytes around it."""
 
-    def __init__(self, dtype: str, count: int, offset: int):
+    def __init__(self, dtype: str, count: int, offset: int, symmetric: bool = False):
+        import collectives
+
         size = count * oracle.numpy_dtype(dtype).itemsize
-        self.buffer = np.full(size + 2 * GUARD + offset, 0xA5, np.uint8)
+        self.buffer = (collectives.empty if symmetric else np.empty)(size + 2 * GUARD + offset, np.uint8)
+        self.buffer[:] = 0xA5
         # The base of the buffer is 16-byte aligned at best by chance: count the offset from a 64-byte line.
         start = GUARD - 63 + (-(self.buffer.ctypes.data + GUARD - 63)) % 64 + offset
         self.inside = slice(start, start + size)
@@ -142,8 +146,8 @@ def perform(comm: Any, case: Case) -> Array | None:
     world, rank, name = comm.world_size, comm.rank, case.collective
     gives, gets = name != "scatter" or rank == case.root, _gets(case, rank)
     source = inputs.row(case.dtype, case.input_count(world, rank), rank, case.seed)
-    x = Guarded(case.dtype, len(source), case.offset)
-    out = Guarded(case.dtype, case.output_count(world, rank), case.out_offset)
+    x = Guarded(case.dtype, len(source), case.offset, case.symmetric)
+    out = Guarded(case.dtype, case.output_count(world, rank), case.out_offset, case.symmetric)
     given, taken = x.array, out.array
     mine = slice(rank * case.count, (rank + 1) * case.count)
     if name == "broadcast" or (case.in_place and gets and name in ("all_reduce", "reduce", "all_to_all")):

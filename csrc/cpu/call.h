@@ -59,6 +59,12 @@ struct Call {
   }
 };
 
+// A rank's arrays as this process sees them, where it can read them in place; null where it cannot.
+struct PeerArrays {
+  const char* in;
+  const char* out;
+};
+
 // Elements [begin, end).
 struct Range {
   size_t begin;

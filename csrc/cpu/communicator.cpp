@@ -10,6 +10,7 @@
 #include "cpu/float_mode.h"
 #include "cpu/inline_payload.h"
 #include "cpu/one_shot.h"
+#include "cpu/symmetric.h"
 #include "cpu/two_shot.h"
 
 namespace collectives {
@@ -68,6 +69,7 @@ Communicator::Communicator(int rank, int world, double timeout, std::function<bo
                       "]");
   check_timeout(timeout);
   membership_ = std::make_shared<Membership>(rank, world, kSlotBytes, std::move(interrupted));
+  peers_.resize(static_cast<size_t>(world));
 }
 
 Communicator::~Communicator() { close(); }
@@ -109,6 +111,7 @@ void Communicator::run(const Call& call) {
   check_usable(d.collective);
   const DefaultFloatMode mode;
   auto& group = membership_->group();
+  group.offer_symmetric(membership_->symmetric());
   group.begin(d, call.timeout > 0 ? call.timeout : timeout());
   Plan plan;
   try {
@@ -122,16 +125,39 @@ void Communicator::run(const Call& call) {
   Call streamed = call;
   // In place the output's lines are in the cache already, as the input's.
   streamed.streamed = call.in != call.out && call.out_bytes(world_) >= stream_limit_;
+  if (plan.algorithm == Algorithm::symmetric || (group.all_symmetric() && tries_symmetric(d, world_)))
+    if (const std::optional<Plan> made = run_symmetric(streamed)) plan = *made;
   if (plan.algorithm == Algorithm::direct && !run_direct(group, streamed)) {
     // Some rank's memory could not be read, as all ranks were told: stage it.
     Descriptor staged = d;
     staged.algorithm = Algorithm::one_shot;
     plan = this->plan(staged);
   }
-  if (plan.algorithm != Algorithm::direct) run_plan(streamed, plan);
+  if (plan.algorithm != Algorithm::direct && plan.algorithm != Algorithm::symmetric) run_plan(streamed, plan);
   receipt_ = Receipt{group.epoch(), d, call.bytes(world_), plan.chunks, scratch_.staged};
   receipt_->descriptor.algorithm = plan.algorithm;
   receipt_->descriptor.count = call.sent(world_);
+}
+
+std::optional<Plan> Communicator::run_symmetric(const Call& call) {
+  Descriptor d = call.descriptor;
+  const bool insists = d.algorithm == Algorithm::symmetric;
+  d.algorithm = Algorithm::symmetric;
+  const auto parts = static_cast<size_t>(world_);
+  auto place = [&](const char* array, size_t bytes) {
+    if (bytes == 0) return uint64_t{0};
+    return membership_->heap().find(array, bytes).value_or(Places::kNowhere);
+  };
+  const Places mine{place(call.in, d.bytes() * (d.collective == Collective::reduce_scatter ? parts : 1)),
+                    place(call.out, call.out_bytes(world_)), membership_->reads_peers(), call.factor};
+  Symmetric<RealMemory> job(membership_->group(), call, peers_, scratch_);
+  if (!job.enter(mine, [this](int peer) { return membership_->window(peer); })) {
+    if (insists) throw BadArgument(job.objection());
+    return std::nullopt;
+  }
+  const Plan plan = this->plan(d);
+  job.run(plan);
+  return plan;
 }
 
 void Communicator::run_plan(const Call& call, Plan& plan) {

@@ -84,6 +84,9 @@ class Communicator {
   void check_usable(Collective collective) const;
   void check(const Call& call) const;
   void run_plan(const Call& call, Plan& plan);
+  // Makes the call in place where all ranks' arrays are symmetric, and says how; otherwise moves nothing.
+  // Throws BadArgument on all ranks alike where the caller insists.
+  std::optional<Plan> run_symmetric(const Call& call);
 
   const int rank_;
   const int world_;
@@ -95,6 +98,7 @@ class Communicator {
   std::shared_ptr<Membership> membership_;  // never null
   Scratch scratch_;
   std::shared_ptr<PointToPoint> messages_;  // once connected
+  std::vector<PeerArrays> peers_;           // scratch: where the ranks' arrays are
   std::optional<Receipt> receipt_;
 };
 

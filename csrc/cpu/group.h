@@ -20,8 +20,8 @@ inline bool reached(uint32_t seen, uint32_t target) { return static_cast<int32_t
 
 // The exchange. Each rank counts its exchanges; exchange s is: publish one line with sequence number s, then
 // wait until every rank's line says s. All ranks make the same exchanges: how many a call makes follows from
-// its descriptor and the far bits of the exchange before, and a rank whose descriptor differs is found by the
-// first.
+// its descriptor, the far and symmetric bits of the exchange before, and a rank whose descriptor differs is
+// found by the first.
 //
 // Memory order. publish() releases the publisher's earlier writes (payload, descriptor, staging slots) and
 // the wait acquires every peer's; so an exchange is a barrier for the data too.
@@ -60,6 +60,10 @@ class Group {
 
   // The same of any rank, as all ranks said it in the last exchange: all ranks get the same answer.
   bool any_far() const { return any_far_; }
+  // This rank's process has symmetric memory and reads its peers'. It says so in every line from now on.
+  void offer_symmetric(bool able) { symmetric_ = able; }
+  // All ranks said so in the last exchange.
+  bool all_symmetric() const { return all_symmetric_; }
   // Reads the private memory of a peer that is in the same call and has told where; false where that cannot
   // be done.
   bool pull(int peer, void* to, uint64_t from, size_t bytes) const {
@@ -158,6 +162,7 @@ class Group {
     Line& line = control(rank_).banks[sequence_ & 1].line;
     line.kind = kind;
     line.far = far();
+    line.symmetric = symmetric_;
     line.payload_bytes = static_cast<uint8_t>(bytes);
     Memory::write(&line.descriptor, &current_, sizeof current_, false);
     Memory::write(line.payload, payload, bytes, false);
@@ -183,7 +188,11 @@ class Group {
       }
     }
     any_far_ = false;
-    for (int peer = 0; peer < world(); ++peer) any_far_ |= line(peer, sequence_ & 1).far;
+    all_symmetric_ = true;
+    for (int peer = 0; peer < world(); ++peer) {
+      any_far_ |= line(peer, sequence_ & 1).far;
+      all_symmetric_ &= line(peer, sequence_ & 1).symmetric;
+    }
     settled_ = sequence_;
   }
 
@@ -277,6 +286,8 @@ class Group {
   uint32_t settled_ = 0;   // the last exchange that was waited for
   std::atomic<uint64_t> epoch_{0};
   bool any_far_ = false;
+  bool symmetric_ = false;
+  bool all_symmetric_ = false;
   double publish_seconds_ = 0;  // what it takes to publish a line
   double published_ = 0;        // when a line was last published, where that was timed
   Descriptor current_;

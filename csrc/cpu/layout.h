@@ -27,8 +27,8 @@ struct alignas(kCacheLine) FlagLine {
   Word sequence;
   Kind kind;
   uint8_t payload_bytes;
-  bool far;  // see Group::far
-  uint8_t reserved;
+  bool far;        // see Group::far
+  bool symmetric;  // see Group::offer_symmetric
   Descriptor descriptor;
   unsigned char payload[kPayload];
 };

@@ -142,6 +142,15 @@ bool Membership::map(const std::vector<Announcement>& peers) {
   return direct;
 }
 
+bool Membership::reads_peers() {
+  if (!reads_peers_) {
+    for (const auto& link : links_) windows_.push_back(link ? process_->window(*link) : nullptr);
+    reads_peers_ = true;
+    for (size_t i = 0; i < links_.size(); ++i) *reads_peers_ &= !links_[i] || windows_[i] != nullptr;
+  }
+  return *reads_peers_;
+}
+
 std::vector<int> Membership::dead() {
   std::vector<pollfd> polled;
   for (const auto& link : links_) {

@@ -31,6 +31,17 @@ class Membership final : public Watch {
   Group& group() { return *group_; }
   const Group& group() const { return *group_; }
 
+  // Memory of this process that its peers can read in place.
+  Heap& heap() { return process_->heap(); }
+  bool symmetric() { return heap().base() != nullptr && reads_peers(); }
+  // This process can read that of all its peers; the windows for it are opened when first asked for.
+  bool reads_peers();
+  // Where offset 0 of the rank's process lies in this one. Only where reads_peers(), and the rank has said
+  // that it has symmetric memory.
+  char* window(int peer) const {
+    return links_[static_cast<size_t>(peer)] ? windows_[static_cast<size_t>(peer)] : process_->heap().base();
+  }
+
   std::vector<int> dead() override;
   bool interrupted() override { return interrupted_(); }
   double now() const override;
@@ -55,7 +66,9 @@ class Membership final : public Watch {
   Announcement announcement_{};
   std::vector<std::shared_ptr<Mapping>> mappings_;
   std::vector<std::shared_ptr<Link>> links_;
-  std::vector<Token> tokens_;  // of all ranks
+  std::vector<Token> tokens_;   // of all ranks
+  std::vector<char*> windows_;  // null for the ranks of this process
+  std::optional<bool> reads_peers_;
   std::optional<Group> group_;
   bool met_ = false;  // other ranks may know of the slice
   bool direct_ = false;

@@ -19,6 +19,15 @@ size_t one_shot_limit(int world) { return world <= 2 ? kOneShot : kOneShot / sta
 // From this many bytes on, counted on the larger side, reading the peers' arrays beats staging.
 size_t direct_limit(bool far) { return far ? 512 << 10 : 1 << 20; }
 
+// all_reduce: what one exchange of flags reduces. The result of a chunk is collected while it is in the
+// caches. Not measured yet.
+constexpr size_t kSymmetricChunk = 1 << 20;
+
+// From this many bytes on, counted on the larger side, the ranks ask each other whether their arrays are
+// symmetric, where all have such memory. The answer costs a call that is then staged one exchange of flags, a
+// microsecond or less, which is small against the copies through the slots that it may save from here on.
+constexpr size_t kSymmetricBytes = 32 << 10;
+
 // A rank stages a part for every rank.
 bool stages_parts(Collective c) {
   return c == Collective::reduce_scatter || c == Collective::scatter || c == Collective::all_to_all ||
@@ -45,6 +54,8 @@ bool serves(Algorithm a, Collective c) {
       return reduces(c);
     case Algorithm::direct:
       return !reduces(c) && c != Collective::all_to_all_v;
+    case Algorithm::symmetric:
+      return serves_symmetric(c);
     default:
       return false;
   }
@@ -95,6 +106,17 @@ void check_forced(const Descriptor& d, const Circumstances& c) {
 
 }  // namespace
 
+bool serves_symmetric(Collective collective) {
+  return collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+         collective == Collective::all_gather || collective == Collective::broadcast;
+}
+
+bool tries_symmetric(const Descriptor& d, int world) {
+  const size_t whole = d.bytes() * (sharded(d.collective) ? static_cast<size_t>(world) : 1);
+  return d.algorithm == Algorithm::automatic && world > 1 && serves_symmetric(d.collective) &&
+         whole >= kSymmetricBytes;
+}
+
 Plan make_plan(const Descriptor& d, const Circumstances& c) {
   Plan plan;
   plan.chunk = d.count;
@@ -110,10 +132,13 @@ Plan make_plan(const Descriptor& d, const Circumstances& c) {
     plan.algorithm = d.algorithm;
     plan.reason = "forced by the caller";
   }
-  if (plan.algorithm == Algorithm::inline_payload || plan.algorithm == Algorithm::direct) return plan;
+  const bool symmetric = plan.algorithm == Algorithm::symmetric;
+  if (plan.algorithm == Algorithm::inline_payload || plan.algorithm == Algorithm::direct ||
+      (symmetric && d.collective != Collective::all_reduce))
+    return plan;
   const size_t item = size_of(d.dtype);
   const size_t line = std::max<size_t>(1, kCacheLine / item);
-  size_t capacity = c.slot_bytes / item;
+  size_t capacity = (symmetric ? kSymmetricChunk : c.slot_bytes) / item;
   if (stages_parts(d.collective)) capacity /= static_cast<size_t>(c.world);
   capacity = capacity / line * line;
   if (d.collective == Collective::all_to_all_v) {

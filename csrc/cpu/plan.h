@@ -23,6 +23,12 @@ struct Plan {
   const char* reason = "";  // why this algorithm
 };
 
+// The collectives that can read the ranks' own arrays in place.
+bool serves_symmetric(Collective collective);
+// Such calls without a forced algorithm first ask whether all arrays are symmetric, if all ranks have such
+// memory; a plan made beforehand knows nothing of it.
+bool tries_symmetric(const Descriptor& descriptor, int world);
+
 // Throws BadArgument where descriptor.algorithm forces one that cannot serve the call.
 Plan make_plan(const Descriptor& descriptor, const Circumstances& circumstances);
 

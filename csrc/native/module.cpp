@@ -13,5 +13,6 @@ NB_MODULE(_native, m) {
   collectives::bind_errors(m);
   collectives::bind_communicator(m);
   collectives::bind_point_to_point(m);
+  collectives::bind_heap(m);
   collectives::bind_table(m);
 }

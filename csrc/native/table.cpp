@@ -218,6 +218,13 @@ const collectives_table table = {
     .finished = [](const collectives_request* handle) { return unwrap(handle)->request->finished() ? 1 : 0; },
     .source = [](const collectives_request* handle) -> int32_t { return unwrap(handle)->request->source(); },
     .release = [](collectives_request* handle) { delete unwrap(handle); },
+    .allocate =
+        [](size_t bytes) {
+          void* memory = nullptr;
+          guarded([&] { memory = Process::current()->heap().allocate(bytes); });
+          return memory;
+        },
+    .give_back = &Process::give_back,
 };
 
 }  // namespace
