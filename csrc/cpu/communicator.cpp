@@ -94,6 +94,8 @@ void Communicator::run(const Call& call) {
   check_usable(d.collective);
   const DefaultFloatMode mode;
   auto& group = membership_->group();
+  FlightEntry entry(group.healthy() ? &membership_->calls() : nullptr, d, group.epoch() + 1, call.shape,
+                    call.dims);
   group.begin(d);
   Plan plan;
   try {
@@ -102,6 +104,7 @@ void Communicator::run(const Call& call) {
     group.refuse(bad.what());
     throw;
   }
+  entry.choose(plan.algorithm);
   Call streamed = call;
   // In place the output's lines are in the cache already, as the input's.
   streamed.streamed = call.in != call.out && call.out_bytes(world_) >= stream_limit_;
@@ -110,6 +113,7 @@ void Communicator::run(const Call& call) {
     Descriptor staged = d;
     staged.algorithm = Algorithm::one_shot;
     plan = this->plan(staged);
+    entry.choose(plan.algorithm);
   }
   if (plan.algorithm != Algorithm::direct) run_plan(streamed, plan);
   const size_t bytes = d.bytes();
@@ -122,6 +126,7 @@ void Communicator::run(const Call& call) {
   }
   receipt_ = Receipt{group.epoch(), d, plan.chunks, staged};
   receipt_->descriptor.algorithm = plan.algorithm;
+  entry.complete();
 }
 
 void Communicator::run_plan(const Call& call, const Plan& plan) {
@@ -149,8 +154,11 @@ void Communicator::refuse(Collective collective, const std::string& reason) {
   check_usable(collective);
   Descriptor d;
   d.collective = collective;
-  membership_->group().begin(d);
-  membership_->group().refuse(reason);
+  auto& group = membership_->group();
+  const FlightEntry entry(group.healthy() ? &membership_->calls() : nullptr, d, group.epoch() + 1, nullptr,
+                          0);
+  group.begin(d);
+  group.refuse(reason);
 }
 
 Plan Communicator::plan(const Descriptor& d) const {

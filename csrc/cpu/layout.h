@@ -1,10 +1,12 @@
-// What one rank keeps in shared memory for one communicator: a control block, then staging slots.
+// What one rank keeps in shared memory for one communicator: a control block, staging slots, and
+// the record of its last calls.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
 #include "core/descriptor.h"
+#include "cpu/flight.h"
 
 namespace collectives {
 
@@ -61,7 +63,8 @@ struct SliceLayout {
 
   size_t staging(unsigned bank) const { return kPage + bank * slot_bytes; }
   size_t result(unsigned bank) const { return kPage + 2 * slot_bytes + bank * result_bytes; }
-  size_t total() const { return kPage + 2 * (slot_bytes + result_bytes); }
+  size_t flight() const { return kPage + 2 * (slot_bytes + result_bytes); }
+  size_t total() const { return flight() + round_up(sizeof(FlightPages), kPage); }
 };
 
 }  // namespace collectives

@@ -104,6 +104,8 @@ class Operands {
 
   // Points `call` at packed memory. Of the argument checks this is the last: it may run out of memory.
   void stage(Call& call, bool writes = true) {
+    call.shape = in->view.shape;
+    call.dims = static_cast<uint32_t>(in->view.dims);
     const Strided& result = (out ? *out : *in).view;
     if (writes) call.out = static_cast<char*>(packed(result, packed_out_));
     call.in = !out && writes ? call.out : static_cast<const char*>(packed(in->view, packed_in_));

@@ -8,6 +8,7 @@ namespace nb = nanobind;
 
 void bind_communicator(nb::module_& m);
 void bind_errors(nb::module_& m);
+void bind_flight(nb::module_& m);
 void bind_table(nb::module_& m);
 
 }  // namespace collectives
