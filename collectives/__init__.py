@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
         ".venv/bin/python, or leave this folder if collectives is installed"
     ) from None
 
-from collectives import environment, torch_backend
+from collectives import environment, flight_record, torch_backend
 from collectives.communicator import Communicator
 from collectives.errors import (
     AbortedError,
@@ -52,4 +52,5 @@ __all__ = [
 
 environment.configure_logging()
 environment.warn_unknown()
+flight_record.install_handler()
 torch_backend.register()

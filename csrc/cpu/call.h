@@ -23,6 +23,8 @@ struct Call {
   double factor = 1;                      // of this rank's input; premul_sum only
   const uint64_t* send_counts = nullptr;  // all_to_all_v: elements to and from each rank
   const uint64_t* recv_counts = nullptr;
+  const int64_t* shape = nullptr;  // of the caller's array, for the flight record alone
+  uint32_t dims = 0;
   bool streamed = false;  // the outputs of all ranks fill half of the last-level cache: write them past it
 
   size_t item() const { return size_of(descriptor.dtype); }

@@ -112,6 +112,8 @@ void Communicator::run(const Call& call) {
   const DefaultFloatMode mode;
   auto& group = membership_->group();
   group.offer_symmetric(membership_->symmetric());
+  FlightEntry entry(group.healthy() ? &membership_->calls() : nullptr, d, group.epoch() + 1, call.shape,
+                    call.dims);
   group.begin(d, call.timeout > 0 ? call.timeout : timeout());
   Plan plan;
   try {
@@ -121,6 +123,7 @@ void Communicator::run(const Call& call) {
     group.refuse(bad.what());
     throw;
   }
+  entry.choose(plan.algorithm);
   scratch_.staged = 0;
   Call streamed = call;
   // In place the output's lines are in the cache already, as the input's.
@@ -132,11 +135,14 @@ void Communicator::run(const Call& call) {
     Descriptor staged = d;
     staged.algorithm = Algorithm::one_shot;
     plan = this->plan(staged);
+    entry.choose(plan.algorithm);
   }
   if (plan.algorithm != Algorithm::direct && plan.algorithm != Algorithm::symmetric) run_plan(streamed, plan);
   receipt_ = Receipt{group.epoch(), d, call.bytes(world_), plan.chunks, scratch_.staged};
   receipt_->descriptor.algorithm = plan.algorithm;
   receipt_->descriptor.count = call.sent(world_);
+  entry.choose(plan.algorithm);
+  entry.complete();
 }
 
 std::optional<Plan> Communicator::run_symmetric(const Call& call) {
@@ -197,8 +203,11 @@ void Communicator::refuse(Collective collective, const std::string& reason) {
   check_usable(collective);
   Descriptor d;
   d.collective = collective;
-  membership_->group().begin(d, timeout());
-  membership_->group().refuse(reason);
+  auto& group = membership_->group();
+  const FlightEntry entry(group.healthy() ? &membership_->calls() : nullptr, d, group.epoch() + 1, nullptr,
+                          0);
+  group.begin(d, timeout());
+  group.refuse(reason);
 }
 
 void Communicator::check(const Call& call) const {

@@ -72,6 +72,9 @@ class Communicator {
   // The plan for a call as things stand. Throws BadArgument.
   Plan explain(const Descriptor& descriptor) const;
   std::optional<Receipt> last_receipt() const;
+  // The last calls and messages of a rank, as it recorded them: from any thread, at any time, also after the
+  // rank's death; nothing after this communicator was closed on all ranks.
+  std::vector<FlightRecord> flight(int rank) const { return membership_->flight(rank); }
 
   void abort();  // from any thread
   void close();  // does not wait for the peers

@@ -95,6 +95,7 @@ class Group {
     publish(Line::call, true, payload, bytes);
     settle();
     check_agreement();
+    if (current_.bytes() > kPayload) watch_.agreed();
   }
 
   // A later exchange of the same call.
@@ -147,6 +148,7 @@ class Group {
   static constexpr size_t kSampleBytes = 32 << 10;
   static constexpr double kPauseSeconds = 100e-6;
   static constexpr uint32_t kSampleEvery = 8;
+  static constexpr int kToldRanks = 3;     // whose last calls an error tells
   static constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 
   Control& control(int peer) const { return *reinterpret_cast<Control*>(slices_[peer]); }
@@ -347,8 +349,13 @@ Failure Group<Memory>::broken() const {
     default:
       text += "the communicator is broken";
   }
-  if (s.state == Standing::failed)
+  if (s.state == Standing::failed) {
+    int told = 0;
+    for (int culprit : culprits)
+      if (culprit != rank_ && told++ < kToldRanks)
+        if (const std::string last = watch_.last_call(culprit); !last.empty()) text += "; " + last;
     text += ". The communicator cannot be used any more: close it and make a new one";
+  }
   return Failure(s.cause, name(current_.collective), epoch_, culprits, text);
 }
 

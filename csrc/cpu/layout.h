@@ -1,5 +1,5 @@
-// What one rank keeps in shared memory for one communicator: a control block, staging slots, and one end of
-// the rings through which messages between two ranks go.
+// What one rank keeps in shared memory for one communicator: a control block, staging slots, the record of
+// its last calls, and one end of the rings through which messages between two ranks go.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "core/descriptor.h"
+#include "cpu/flight.h"
 
 namespace collectives {
 
@@ -87,7 +88,8 @@ struct SliceLayout {
 
   size_t staging(unsigned bank) const { return kPage + bank * slot_bytes; }
   size_t result(unsigned bank) const { return kPage + 2 * slot_bytes + bank * result_bytes; }
-  size_t doorbell() const { return kPage + 2 * (slot_bytes + result_bytes); }
+  size_t flight() const { return kPage + 2 * (slot_bytes + result_bytes); }
+  size_t doorbell() const { return flight() + round_up(sizeof(FlightPages), kPage); }
   size_t ring_ends(int peer) const {
     return doorbell() + sizeof(Doorbell<uint32_t>) + static_cast<size_t>(peer) * sizeof(RingEnds<uint32_t>);
   }

@@ -55,7 +55,11 @@ Membership::Membership(int rank, int world, size_t slot_bytes, std::function<boo
     : process_(Process::current()),
       interrupted_(std::move(interrupted)),
       layout_(slot_bytes, world),
-      slice_(process_->allocate(layout_.total())) {
+      slice_(process_->allocate(layout_.total())),
+      pages_(*new (slice_.memory->data() + layout_.flight()) FlightPages),
+      calls_(pages_.calls),
+      messages_(pages_.messages) {
+  open_flight_pages(pages_);
   std::memcpy(announcement_.magic, kMagic, sizeof kMagic);
   announcement_.process = process_->identity().id;
   announcement_.secret = process_->identity().secret;
@@ -168,15 +172,30 @@ double Membership::now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// False once the slice is zero, or another communicator's.
+bool Membership::holds_token(size_t rank) const {
+  return std::memcmp(mappings_[rank]->data() + offsetof(Control, token), &tokens_[rank], sizeof(Token)) == 0;
+}
+
+std::string Membership::last_call(int rank) const {
+  const std::string last = collectives::last_call(read_flight(flight_pages(static_cast<size_t>(rank))));
+  const std::string who = "rank " + std::to_string(rank);
+  return last.empty() ? who + " has made no call" : who + "'s last call: " + last;
+}
+
+std::vector<FlightRecord> Membership::flight(int rank) const {
+  const auto index = static_cast<size_t>(rank);
+  if (!connected() || forked() || rank < 0 || index >= mappings_.size() || !holds_token(index)) return {};
+  std::vector<FlightRecord> records = read_flight(flight_pages(index));
+  return holds_token(index) ? records : std::vector<FlightRecord>{};
+}
+
 bool Membership::abandoned() {
   const std::vector<int> gone = dead();
   for (size_t i = 0; i < mappings_.size(); ++i) {
     const int peer = static_cast<int>(i);
-    // A peer that found all closed before we did has given its slice back: it is zero, or another
-    // communicator's.
-    const bool released =
-        std::memcmp(mappings_[i]->data() + offsetof(Control, token), &tokens_[i], sizeof(Token)) != 0;
-    if (!released && !group_->has_left(peer) && std::find(gone.begin(), gone.end(), peer) == gone.end())
+    // A peer that found all closed before we did has given its slice back.
+    if (holds_token(i) && !group_->has_left(peer) && std::find(gone.begin(), gone.end(), peer) == gone.end())
       return false;
   }
   return true;

@@ -45,6 +45,14 @@ class Membership final : public Watch {
   std::vector<int> dead() override;
   bool interrupted() override { return interrupted_(); }
   double now() const override;
+  void agreed() override { calls_.start(calls_.last()); }
+  std::string last_call(int rank) const override;
+
+  // This rank's record of its calls and, apart because they do not take turns with them, of its messages.
+  FlightRing& calls() { return calls_; }
+  FlightRing& messages() { return messages_; }
+  // What a rank has recorded, also after its death; nothing once its memory has been given back.
+  std::vector<FlightRecord> flight(int rank) const;
 
   // True when no rank, this one included, can touch this rank's slice any more.
   bool abandoned();
@@ -58,11 +66,18 @@ class Membership final : public Watch {
   static Token token(const Announcement& announcement);
   Control& control() { return *reinterpret_cast<Control*>(slice_.memory->data()); }
   bool map(const std::vector<Announcement>& peers);
+  bool holds_token(size_t rank) const;
+  const FlightPages& flight_pages(size_t rank) const {
+    return *reinterpret_cast<const FlightPages*>(mappings_[rank]->data() + layout_.flight());
+  }
 
   std::shared_ptr<Process> process_;
   std::function<bool()> interrupted_;
   SliceLayout layout_;
   Process::Slice slice_;
+  FlightPages& pages_;
+  FlightRing calls_;
+  FlightRing messages_;
   Announcement announcement_{};
   std::vector<std::shared_ptr<Mapping>> mappings_;
   std::vector<std::shared_ptr<Link>> links_;

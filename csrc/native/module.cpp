@@ -14,5 +14,6 @@ NB_MODULE(_native, m) {
   collectives::bind_communicator(m);
   collectives::bind_point_to_point(m);
   collectives::bind_heap(m);
+  collectives::bind_flight(m);
   collectives::bind_table(m);
 }

@@ -128,6 +128,9 @@ void Operands::take_like_input(nb::handle output) {
 }
 
 void Operands::stage(Call& call, bool writes) {
+  const Strided& shown = (in ? *in : *out).view;
+  call.shape = shown.shape;
+  call.dims = static_cast<uint32_t>(shown.dims);
   if (writes) call.out = static_cast<char*>(packed(result(), packed_out_));
   if (!in) return;
   call.in = !out && writes ? call.out : static_cast<const char*>(packed(in->view, packed_in_));

@@ -19,6 +19,10 @@ struct LastError {
 };
 thread_local LastError last_error;
 
+static_assert(sizeof(collectives_record) == sizeof(FlightRecord) &&
+              offsetof(collectives_record, shape) == offsetof(FlightRecord, shape) &&
+              offsetof(collectives_record, dims) == offsetof(FlightRecord, dims));
+
 Communicator* unwrap(collectives_communicator* handle) { return reinterpret_cast<Communicator*>(handle); }
 const Communicator* unwrap(const collectives_communicator* handle) {
   return reinterpret_cast<const Communicator*>(handle);
@@ -88,6 +92,8 @@ Call call_from(const collectives_call& c) {
   call.factor = c.factor;
   call.send_counts = c.send_counts;
   call.recv_counts = c.recv_counts;
+  call.shape = c.shape;
+  call.dims = c.dims;
   return call;
 }
 
@@ -225,6 +231,17 @@ const collectives_table table = {
           return memory;
         },
     .give_back = &Process::give_back,
+    .flight =
+        [](const collectives_communicator* handle, int rank, void* buffer, size_t room) {
+          size_t bytes = 0;
+          guarded([&] {
+            const std::vector<FlightRecord> records = unwrap(handle)->flight(rank);
+            bytes = records.size() * sizeof(FlightRecord);
+            const size_t fitting = std::min(records.size(), room / sizeof(FlightRecord));
+            if (fitting > 0) std::memcpy(buffer, records.data(), fitting * sizeof(FlightRecord));
+          });
+          return bytes;
+        },
 };
 
 }  // namespace
