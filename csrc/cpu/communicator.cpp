@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "cpu/cost.h"
 #include "cpu/direct.h"
 #include "cpu/exchange_parts.h"
 #include "cpu/float_mode.h"
@@ -240,6 +241,12 @@ Plan Communicator::plan(const Descriptor& d) const {
 Plan Communicator::explain(const Descriptor& d) const {
   const Turn turn(*this, d.collective);
   return plan(d);
+}
+
+double Communicator::estimate(const Call& call) const {
+  const Plan plan = explain(call.descriptor);
+  return collectives::estimate(call, plan, world_,
+                               membership_->connected() && membership_->group().any_far());
 }
 
 std::optional<Receipt> Communicator::last_receipt() const {

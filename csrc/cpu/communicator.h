@@ -71,6 +71,8 @@ class Communicator {
 
   // The plan for a call as things stand. Throws BadArgument.
   Plan explain(const Descriptor& descriptor) const;
+  // Seconds that a call is expected to take, by that plan (cpu/cost.h). Throws BadArgument.
+  double estimate(const Call& call) const;
   std::optional<Receipt> last_receipt() const;
   // The last calls and messages of a rank, as it recorded them: from any thread, at any time, also after the
   // rank's death; nothing after this communicator was closed on all ranks.

@@ -224,6 +224,13 @@ const collectives_table table = {
     .finished = [](const collectives_request* handle) { return unwrap(handle)->request->finished() ? 1 : 0; },
     .source = [](const collectives_request* handle) -> int32_t { return unwrap(handle)->request->source(); },
     .release = [](collectives_request* handle) { delete unwrap(handle); },
+    .collective_name = [](uint8_t collective) { return name(static_cast<Collective>(collective)); },
+    .estimate =
+        [](const collectives_communicator* handle, const collectives_call* c) {
+          double seconds = 0;
+          guarded([&] { seconds = unwrap(handle)->estimate(call_from(*c)); });
+          return seconds;
+        },
     .allocate =
         [](size_t bytes) {
           void* memory = nullptr;

@@ -121,6 +121,8 @@ typedef struct {
   int32_t (*source)(const collectives_request*);      // sender of a received message
   void (*release)(collectives_request*);              // the handle; the transfer goes on
 
+  const char* (*collective_name)(uint8_t collective);
+
   // Seconds that a call is expected to take (csrc/cpu/cost.h), by the plan that it would get.
   double (*estimate)(const collectives_communicator*, const collectives_call*);
 

@@ -96,7 +96,8 @@ std::exception_ptr exception_of(int status, Collective collective) {
   }
   ranks.resize(found);
   if (status == COLLECTIVES_BAD_ARGUMENT) return std::make_exception_ptr(BadInput(message));
-  return std::make_exception_ptr(Failure(status, message, name(collective), epoch, std::move(ranks)));
+  return std::make_exception_ptr(Failure(
+      status, message, table().collective_name(static_cast<uint8_t>(collective)), epoch, std::move(ranks)));
 }
 
 void check(int status, Collective collective) {

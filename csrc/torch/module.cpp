@@ -24,6 +24,15 @@ const char* name_of(GroupOptions::Fallback fallback) {
                                                       : "error";
 }
 
+// Groups are destroyed with and without the GIL, and some after the interpreter.
+std::shared_ptr<py::object> held(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* last) {
+            if (Py_IsInitialized() == 0) return;
+            const py::gil_scoped_acquire acquired;
+            delete last;
+          }};
+}
+
 void bind_options(py::module_& m) {
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(
       m, "Options",
@@ -64,7 +73,7 @@ void bind_backend(py::module_& m) {
       .def(
           "set_fallback",
           [](Backend& backend, py::object make) {
-            backend.set_fallback([make = std::make_shared<py::object>(std::move(make))] {
+            backend.set_fallback([make = held(std::move(make))] {
               const py::gil_scoped_acquire acquired;
               return (*make)().cast<c10::intrusive_ptr<c10d::Backend>>();
             });
