@@ -114,7 +114,7 @@ def test_a_divide_factor_of_the_users(ranks: Ranks) -> None:
 
 
 def lengths() -> list[tuple[int, int]]:
-    """Layers of 1, 5 and 7 rows get the gradients of the unsharded layer. Returns this rank's rows of each."""
+    """Layers of 1, 5 and 7 rows get the gradients of the unsharded layer. Returns the rows here."""
     world, rank = dist.get_world_size(), dist.get_rank()
     result = []
     for rows in (1, 5, 7):

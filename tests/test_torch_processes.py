@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from ranks import LAUNCHERS
 from test_leaks import resources
 from torch.utils.data import DataLoader, Dataset
 from torch_ranks import BACKEND, Ranks, initialize, needs_backend
@@ -26,6 +30,8 @@ class Squares(Dataset[torch.Tensor]):
 
 def load_data() -> tuple[float, float, int]:
     """A group is used before, between and after batches that forked workers made."""
+    # A pool's rank is a daemon, which multiprocessing allows no children.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     before = len(os.listdir("/proc/self/fd"))
     sums = []
     for epoch in range(2):
@@ -167,3 +173,25 @@ def test_killed_ranks_leave_nothing_in_shared_memory() -> None:
         with Ranks(2) as own:
             assert [outcome.died for outcome in own.each(killed, limit=20)] == [-signal.SIGKILL] * 2
     assert set(os.listdir("/dev/shm")) <= before
+
+
+PROGRAM = """
+import torch, torch.distributed as dist
+dist.init_process_group({backend!r})
+x = torch.ones(3) * (dist.get_rank() + 1)
+dist.all_reduce(x)
+print("sum", x.tolist())
+dist.destroy_process_group()
+"""
+
+
+def test_torchrun_of_a_program_that_imports_only_torch(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.format(backend=BACKEND))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    done = subprocess.run(
+        [*command, str(program)], env=inherited, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum [3.0, 3.0, 3.0]") == 2, done.stdout

@@ -24,15 +24,7 @@ import ranks
 from ranks import Outcome, Pool
 
 BACKEND = os.environ.get("TEST_TORCH_BACKEND", "collectives")
-PRELOAD = [
-    *ranks.PRELOAD,
-    "torch_ranks",
-    "torch.distributed.checkpoint",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "transformers.models.llama.modeling_llama",
-]
+PRELOAD = [*ranks.PRELOAD, "torch_preload", "torch_ranks"]
 # Gloo cannot do what the test asks; the reason says what that is.
 needs_backend = pytest.mark.skipif(BACKEND == "gloo", reason="Gloo does not do this")
 
