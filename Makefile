@@ -74,6 +74,12 @@ test: build negative  ## all tests: Python (which start mpirun themselves), then
 	cmake --build build/native-tests
 	$(CTEST) --test-dir build/native-tests
 
+.PHONY: conformance
+conformance: build  ## PyTorch's own DistributedTest suite at 3 and 4 ranks, judged by what Gloo passes
+	for world in 3 4; do \
+	  python tests/torch_suite.py --import collectives --backend collectives --world-size $$world --conformance; \
+	done
+
 # The module with a known fault that the tests must notice.
 .PHONY: negative
 negative: build
