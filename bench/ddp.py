@@ -1,0 +1,141 @@
+"""Training steps under DistributedDataParallel: this library beside Gloo and beside no communication at all.
+
+``mpirun -n 2 python -m collectives.bench ddp``. The network is a plain perceptron, because its arithmetic per
+parameter is as little as it gets: nothing hides a slow all_reduce. Every variant has a copy of it, starts from
+the same weights and sees the same batches; DDP reduces buckets while the backward pass goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from collectives.bench import arguments, compare
+from collectives.bench.process_groups import ProcessGroups
+from collectives.bench.start import check_package, on_ranks
+from collectives.communicator import Communicator
+from collectives.environment import Launch
+
+BATCH = 16  # rows of a batch on each rank
+RATE = 1e-2
+WARMUP = 3  # steps before the first round; DDP rebuilds its buckets after the first
+# Relative, of losses in float32 after steps in which sums were rounded in another order.
+TOLERANCE = 1e-3
+
+
+def main(argv: Sequence[str], launch: Launch) -> int:
+    """Run ``bench ddp``; the exit status: 1 if losses differ."""
+    p = arguments.parser(
+        launch.rank, "ddp", "Train under DistributedDataParallel: time per step, and what of it communicates."
+    )
+    arguments.add_world(p)
+    arguments.add_backend(p)
+    p.add_argument("--layers", type=arguments.at_least(1), default=12, metavar="N", help="linear layers (12)")
+    p.add_argument(
+        "--hidden",
+        type=arguments.at_least(1),
+        default=2048,
+        metavar="N",
+        help="their width (2048, with 12 layers 50 million parameters)",
+    )
+    p.add_argument("--rounds", type=arguments.at_least(1), default=21, metavar="N", help="timed steps (21)")
+    arguments.add_json(p)
+    args = p.parse_args(argv[1:])
+    world_size = arguments.check_world(p, args, launch)
+    if world_size < 2:
+        p.error("one rank has nothing to communicate: give it two or more")
+    arguments.check_files(p, args, ["json"])
+    check_package("bench ddp", "torch", "torch")
+    run = functools.partial(_run, args=args, argv=argv, launch=launch)
+    return on_ranks(argv, world_size, launch, run)
+
+
+class Trainer:
+    """One variant: a network under DDP, its optimizer and its losses so far."""
+
+    def __init__(self, network: Any, group: Any, batches: Sequence[tuple[Any, Any]], communicates: bool) -> None:
+        import torch
+        from torch.nn.parallel import DistributedDataParallel
+
+        self._network = DistributedDataParallel(copy.deepcopy(network), process_group=group)
+        self._optimizer = torch.optim.SGD(self._network.parameters(), lr=RATE)
+        self._loss = torch.nn.functional.mse_loss
+        self._batches = batches
+        self.losses: list[float] = []
+        if not communicates:
+            # In place of the no-op backend, whose futures hold no tensors for DDP to take.
+            self._network.register_comm_hook(None, _hand_back)
+
+    def prepare(self) -> None:
+        """Nothing: a step is timed as a whole."""
+
+    def work(self) -> None:
+        """One step: forward, backward, optimizer."""
+        x, target = self._batches[len(self.losses) % len(self._batches)]
+        self._optimizer.zero_grad()
+        loss = self._loss(self._network(x), target)
+        loss.backward()
+        self._optimizer.step()
+        self.losses.append(float(loss.detach()))
+
+
+def _hand_back(state: object, bucket: Any) -> Any:
+    """A communication hook of DDP that leaves every bucket as it is."""
+    import torch
+
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def _check(comm: Communicator, trainers: dict[str, Trainer]) -> tuple[list[str], bool, dict[str, Any]]:
+    """How far the losses of ours are from Gloo's, the worst step of the worst rank."""
+    ours, gloo = (np.array(trainers[name].losses) for name in (compare.OURS, compare.GLOO))
+    worst = float(np.max(compare.gathered(comm, float(np.max(np.abs(ours - gloo) / np.abs(gloo))))))
+    lines = [
+        f"# {'losses':<20} : of rank 0 from {gloo[0]:.5f} to {gloo[-1]:.5f} in {len(gloo)} steps; ours and Gloo's "
+        f"differ by {worst:.1e} at most, relative (allowed {TOLERANCE:.0e})"
+    ]
+    return lines, worst <= TOLERANCE, {"losses": worst, "tolerance": TOLERANCE}
+
+
+def _run(
+    comm: Communicator, yields: bool, args: argparse.Namespace, argv: Sequence[str], launch: Launch
+) -> int:
+    import torch
+
+    parameters = args.layers * (args.hidden + 1) * args.hidden
+    config = {"layers": args.layers, "hidden": args.hidden, "parameters": parameters, "batch": BATCH}
+    about = [
+        f"model: {args.layers} linear layers of {args.hidden} with GELU, {parameters / 1e6:.1f} million "
+        f"parameters, float32; DistributedDataParallel as it comes, SGD, {BATCH} rows a rank",
+        "work: one step (forward, backward with overlapping all_reduces, optimizer)",
+        "none: the same under DDP with a communication hook that hands every bucket back",
+    ]
+    run = compare.Run(comm, launch, yields, args, argv, about, config)
+    with ProcessGroups(comm, args.backend) as groups:
+        torch.manual_seed(0)  # the same weights on every rank
+        layers: list[Any] = []
+        for _ in range(args.layers):
+            layers += [torch.nn.Linear(args.hidden, args.hidden), torch.nn.GELU()]
+        network = torch.nn.Sequential(*layers[:-1])
+        own = torch.Generator().manual_seed(1 + comm.rank)  # other rows on every rank
+        batches = [
+            (torch.randn(BATCH, args.hidden, generator=own), torch.randn(BATCH, args.hidden, generator=own))
+            for _ in range(4)
+        ]
+        trainers = {
+            name: Trainer(network, group, batches, communicates=name != compare.NONE)
+            for name, group in compare.groups_of(groups).items()
+        }
+        del network, layers
+        for trainer in trainers.values():
+            for _ in range(WARMUP):
+                trainer.work()
+        times = compare.measure(comm, trainers, args.rounds, 1)
+        return run.finish(compare.outcomes(times), "step", *_check(comm, trainers))
