@@ -61,7 +61,9 @@ def at_least(minimum: int) -> Callable[[str], int]:
 
 def add_world(p: argparse.ArgumentParser) -> None:
     """The option that starts ranks without a launcher."""
-    p.add_argument("-np", "--np", type=at_least(1), metavar="N", help="start N ranks here, without a launcher")
+    p.add_argument(
+        "-np", "--np", type=at_least(1), metavar="N", help="start N ranks here, without a launcher"
+    )
 
 
 def add_json(p: argparse.ArgumentParser, help: str = "also write JSON") -> None:

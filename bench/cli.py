@@ -77,9 +77,7 @@ def parser(rank: int = 0) -> arguments.Parser:
         metavar="SIZE",
         help="fixed step between sizes, instead of -f",
     )
-    add(
-        "-d", "--datatype", type=list_of(parse_dtype), default=["float32"], metavar="TYPE[,TYPE]|all"
-    )
+    add("-d", "--datatype", type=list_of(parse_dtype), default=["float32"], metavar="TYPE[,TYPE]|all")
     add(
         "-o",
         "--op",

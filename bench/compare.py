@@ -7,27 +7,20 @@ of the variant without it in the same round: waiting for a rank that is late cou
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from collectives import __version__
 from collectives.bench import report
-from collectives.bench.arguments import OWN_BACKEND
-from collectives.bench.header import machine, ranks_and_load
-from collectives.bench.host import environment, gather_ranks, load_average, load_warning
 from collectives.bench.process_groups import NOOP, ProcessGroups
 from collectives.bench.progress import Progress
 from collectives.bench.sweep import timed
 from collectives.communicator import Communicator
-from collectives.environment import Launch
 
 OURS, GLOO, NONE = "ours", "gloo", "none"
 VARIANTS = (OURS, GLOO, NONE)
@@ -55,9 +48,7 @@ class Step(Protocol):
         """What is."""
 
 
-def measure(
-    comm: Communicator, steps: Mapping[str, Step], rounds: int, unit: int
-) -> dict[str, list[float]]:
+def measure(comm: Communicator, steps: Mapping[str, Step], rounds: int, unit: int) -> dict[str, list[float]]:
     """Seconds of each variant in each round, divided by `unit`, the mean over ranks; all ranks call it alike.
 
     Args:
@@ -128,6 +119,13 @@ def outcomes(times: Mapping[str, Sequence[float]]) -> list[Outcome]:
     ]
 
 
+def method(rounds: int) -> str:
+    """How it is measured, for the header."""
+    return (
+        f"method: {rounds} rounds, in each every variant in turn; median over rounds of the mean over ranks"
+    )
+
+
 def table(results: Sequence[Outcome], backend: str, unit: str) -> list[str]:
     """The lines of the table; `unit` is what a time is of."""
     lines = [
@@ -141,93 +139,3 @@ def table(results: Sequence[Outcome], backend: str, unit: str) -> list[str]:
             f"  {name:>16}  {one.time:>10.3f}  {one.communication:>13.3f}  {one.speed:>8.3f}  {ratio:>13}"
         )
     return lines
-
-
-class Run:
-    """The frame of one run: the threads of torch, the header before, the table, verdict and JSON after.
-
-    Args:
-        comm, launch, yields: of the run.
-        args: with `backend`, `json`, `rounds`.
-        argv: the command line, for the JSON.
-        subject: the first word of it.
-        about: lines on what is run, for the header.
-        config: the same as numbers, for the JSON.
-    """
-
-    def __init__(
-        self,
-        comm: Communicator,
-        launch: Launch,
-        yields: bool,
-        args: argparse.Namespace,
-        argv: Sequence[str],
-        about: Sequence[str],
-        config: dict[str, Any],
-    ) -> None:
-        import torch
-
-        self._comm, self._args = comm, args
-        self._start = time.strftime(report.TIME_FORMAT)
-        versions = {"torch": torch.__version__} | config.pop("versions", {})
-        if args.backend == OWN_BACKEND:
-            versions = {OWN_BACKEND: __version__} | versions
-        self._facts = environment(launch, versions)
-        threads = max(1, int(self._facts["cores"]) // comm.world_size)
-        torch.set_num_threads(threads)
-        config |= {"backend": args.backend, "rounds": args.rounds, "threads": threads}
-        self._ranks = gather_ranks(comm)
-        self._load = {"start": load_average()}
-        self._head = {
-            "version": 1,
-            "start_time": self._start,
-            "args": ["collectives.bench", *argv],
-            "config": {**config, "devices": self._ranks},
-            "environment": self._facts,
-        }
-        spread = f"torch uses {threads} thread{'s' if threads > 1 else ''} per rank"
-        for line in (
-            *machine(self._facts),
-            *about,
-            f"method: {args.rounds} rounds, in each every variant in turn; median over rounds of the mean over "
-            f"ranks; {spread}",
-            *ranks_and_load(self._facts, self._ranks, yields),
-        ):
-            self.say("# " + line)
-
-    def say(self, text: str) -> None:
-        """Print on rank 0."""
-        if self._comm.rank == 0:
-            print(text, flush=True)
-
-    def finish(
-        self, results: Sequence[Outcome], unit: str, agreement: Sequence[str], agrees: bool, check: dict[str, Any]
-    ) -> int:
-        """Print the table and the verdict, write the JSON; returns the exit status.
-
-        Args:
-            results: of all variants.
-            unit: what a time is of.
-            agreement: lines that say how well results agree.
-            agrees: whether that is well enough.
-            check: the same for the JSON.
-        """
-        self._load["end"] = load_average()
-        for line in (*table(results, self._args.backend, unit), *agreement):
-            self.say(line)
-        self.say(f"# {'results':<20} : {'OK' if agrees else 'FAILED'}")
-        warning = load_warning(self._load.values(), self._facts)
-        if warning:
-            self.say(f"# {'WARNING':<20} : {warning}")
-        if self._args.json and self._comm.rank == 0:
-            document = {
-                **self._head,
-                "results": [vars(one) for one in results],
-                "check": {**check, "okay": agrees},
-                "load_average": self._load,
-                "end_time": time.strftime(report.TIME_FORMAT),
-            }
-            report.write_json(self._args.json, document)
-            print(f"# JSON: {self._args.json}")
-        self._comm.barrier()  # the others wait for rank 0's file, so that no launcher takes it down early
-        return 0 if agrees else 1

@@ -18,6 +18,7 @@ import numpy as np
 
 from collectives.bench import arguments, compare
 from collectives.bench.process_groups import ProcessGroups
+from collectives.bench.run import Run
 from collectives.bench.start import StartError, check_package, on_ranks
 from collectives.communicator import Communicator
 from collectives.environment import Launch
@@ -33,7 +34,9 @@ TOLERANCE = 0.25
 def main(argv: Sequence[str], launch: Launch) -> int:
     """Run ``bench model``; the exit status: 1 if logits are wrong."""
     p = arguments.parser(
-        launch.rank, "model", "Decode with a tensor-parallel Llama: time per token, and what of it communicates."
+        launch.rank,
+        "model",
+        "Decode with a tensor-parallel Llama: time per token, and what of it communicates.",
     )
     arguments.add_world(p)
     arguments.add_backend(p)
@@ -117,7 +120,9 @@ def _distributed(whole: Any, group: Any, world_size: int) -> Any:
         dist.group.WORLD = default
 
 
-def _check(comm: Communicator, whole: Decoder, decoders: dict[str, Decoder]) -> tuple[list[str], bool, dict[str, Any]]:
+def _check(
+    comm: Communicator, whole: Decoder, decoders: dict[str, Decoder]
+) -> tuple[list[str], dict[str, Any]]:
     """How far the logits of ours and Gloo's are from those of the model on one rank, and from each other."""
     reference = whole.logits()
     logits = {name: decoders[name].logits() for name in (compare.OURS, compare.GLOO)}
@@ -137,8 +142,9 @@ def _check(comm: Communicator, whole: Decoder, decoders: dict[str, Decoder]) -> 
         + f" (at most {TOLERANCE}); between them {apart:.3f}",
         f"# {'tokens':<20} : {equal:.0%} of the likeliest tokens are the same with ours and with Gloo",
     ]
+    okay = all(error <= TOLERANCE for error in errors.values())
     found = {"logits": errors, "between": apart, "equal_tokens": equal, "tolerance": TOLERANCE}
-    return lines, all(error <= TOLERANCE for error in errors.values()), found
+    return lines, {**found, "okay": okay}
 
 
 def _run(
@@ -156,15 +162,17 @@ def _run(
         "vocabulary": VOCABULARY,
         "prompt": PROMPT,
         "tokens": args.tokens,
-        "versions": {"transformers": transformers.__version__},
+        "rounds": args.rounds,
     }
     about = [
         f"model: Hugging Face Llama, {args.layers} layers, hidden {args.hidden}, {heads} heads, vocabulary "
         f'{VOCABULARY}, bfloat16, random weights, tp_plan="auto" over {comm.world_size} ranks',
         f"work: {args.tokens} tokens, one at a time, after a prompt of {PROMPT}",
         "none: the same model, and every collective is a call of PyTorch's no-op backend",
+        compare.method(args.rounds),
     ]
-    run = compare.Run(comm, launch, yields, args, argv, about, config)
+    versions = {"transformers": transformers.__version__}
+    run = Run(comm, launch, yields, args, argv, about, config, versions)
     with ProcessGroups(comm, args.backend) as groups:
         torch.manual_seed(0)  # the same weights and tokens on every rank
         llama = transformers.LlamaConfig(
@@ -183,7 +191,8 @@ def _run(
             name: Decoder(_distributed(whole, group, comm.world_size), ids)
             for name, group in compare.groups_of(groups).items()
         }
-        lines, agrees, found = _check(comm, Decoder(whole, ids), decoders)
+        lines, check = _check(comm, Decoder(whole, ids), decoders)
         del whole
-        times = compare.measure(comm, decoders, args.rounds, args.tokens)
-        return run.finish(compare.outcomes(times), "token", lines, agrees, found)
+        results = compare.outcomes(compare.measure(comm, decoders, args.rounds, args.tokens))
+        table = compare.table(results, args.backend, "token")
+        return run.finish([*table, *lines], [vars(one) for one in results], check)
