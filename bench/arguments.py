@@ -1,4 +1,4 @@
-"""What the command lines of the bench have in common: their parser, its types, and the options of every run."""
+"""What the command lines of the bench have in common: the parser, its types, the options of every run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def list_of(parse: Callable[[str], str]) -> Callable[[str], list[str] | str]:
     return convert
 
 
-def size(text: str) -> int:
+def size_in_bytes(text: str) -> int:
     """The type of a size in bytes."""
     try:
         return parse_size(text)
@@ -82,7 +82,7 @@ def add_backend(p: argparse.ArgumentParser) -> None:
 
 
 def check_world(p: argparse.ArgumentParser, args: argparse.Namespace, launch: Launch) -> int:
-    """The number of ranks; complains where ``-np`` and the launcher contradict each other, or both are absent."""
+    """The number of ranks; complains where ``-np`` and the launcher disagree, or both are absent."""
     if args.np is not None and launch.launcher != "none" and args.np != launch.world_size:
         p.error(f"-np {args.np}, but {launch.launcher} has started {launch.world_size} ranks; leave -np out")
     if args.np is None and launch.launcher == "none":

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from collectives.bench import arguments, report
-from collectives.bench.arguments import PROGRAM, at_least, list_of, size
+from collectives.bench.arguments import PROGRAM, at_least, list_of, size_in_bytes
 from collectives.bench.cases import (
     ALGORITHMS,
     COLLECTIVES,
@@ -66,13 +66,13 @@ def parser(rank: int = 0) -> arguments.Parser:
     add = p.add_argument
     add("collective", nargs="+", choices=COLLECTIVES, metavar="COLLECTIVE", help=", ".join(COLLECTIVES))
     arguments.add_world(p)
-    add("-b", "--minbytes", type=size, default=8, metavar="SIZE", help="smallest size (8)")
-    add("-e", "--maxbytes", type=size, default=64 << 20, metavar="SIZE", help="largest size (64M)")
+    add("-b", "--minbytes", type=size_in_bytes, default=8, metavar="SIZE", help="smallest size (8)")
+    add("-e", "--maxbytes", type=size_in_bytes, default=64 << 20, metavar="SIZE", help="largest size (64M)")
     add("-f", "--stepfactor", type=at_least(2), default=2, metavar="N", help="factor between sizes (2)")
     add(
         "-i",
         "--stepbytes",
-        type=size,
+        type=size_in_bytes,
         default=0,
         metavar="SIZE",
         help="fixed step between sizes, instead of -f",

@@ -1,8 +1,8 @@
 """One piece of work with several backends beside the same work without communication.
 
-The variants take turns in every round, so that a drift of the machine meets them alike. A variant's time in a
-round is the mean over ranks; what is reported is the median over rounds. Communication is the time beyond that
-of the variant without it in the same round: waiting for a rank that is late counts.
+The variants take turns in every round, so that a drift of the machine meets them alike. A variant's time in
+a round is the mean over ranks; what is reported is the median over rounds. Communication is the time beyond
+that of the variant without it in the same round: waiting for a rank that is late counts.
 """
 
 from __future__ import annotations
@@ -121,16 +121,15 @@ def outcomes(times: Mapping[str, Sequence[float]]) -> list[Outcome]:
 
 def method(rounds: int) -> str:
     """How it is measured, for the header."""
-    return (
-        f"method: {rounds} rounds, in each every variant in turn; median over rounds of the mean over ranks"
-    )
+    return f"method: {rounds} rounds, each of all variants in turn; median over rounds of the mean over ranks"
 
 
 def table(results: Sequence[Outcome], backend: str, unit: str) -> list[str]:
     """The lines of the table; `unit` is what a time is of."""
+    time = f"(ms/{unit})"
     lines = [
         f"# {'backend':>16}  {'time':>10}  {'communication':>13}  {'speed':>8}  {'communication':>13}",
-        f"# {'':>16}  {'(ms/' + unit + ')':>10}  {'(ms/' + unit + ')':>13}  {'(x none)':>8}  {'(x Gloo)':>13}",
+        f"# {'':>16}  {time:>10}  {time:>13}  {'(x none)':>8}  {'(x Gloo)':>13}",
     ]
     for one in results:
         name = f"{backend} (ours)" if one.name == OURS else one.name

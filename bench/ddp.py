@@ -1,8 +1,8 @@
 """Training steps under DistributedDataParallel: this library beside Gloo and beside no communication at all.
 
-``mpirun -n 2 python -m collectives.bench ddp``. The network is a plain perceptron, because its arithmetic per
-parameter is as little as it gets: nothing hides a slow all_reduce. Every variant has a copy of it, starts from
-the same weights and sees the same batches; DDP reduces buckets while the backward pass goes on.
+``mpirun -n 2 python -m collectives.bench ddp``. The network is a plain perceptron, because its arithmetic
+per parameter is as little as it gets: nothing hides a slow all_reduce. Every variant has a copy of it, starts
+from the same weights and sees the same batches; DDP reduces buckets while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Trainer:
         """One step: forward, backward, optimizer."""
         x, target = self._batches[len(self.losses) % len(self._batches)]
         self._optimizer.zero_grad()
-        loss = self._loss(self._network(x), target)
+        loss: Any = self._loss(self._network(x), target)
         loss.backward()
         self._optimizer.step()
         self.losses.append(float(loss.detach()))
@@ -107,8 +107,8 @@ def _check(comm: Communicator, trainers: dict[str, Trainer]) -> tuple[list[str],
 
     ours, none = worst(compare.OURS), worst(compare.NONE)
     lines = [
-        f"# {'losses':<20} : of rank 0 from {gloo[0]:.4f} to {gloo[-1]:.4f} in {len(gloo)} steps; worst relative "
-        f"difference from Gloo's: ours {ours:.1e} (at most {TOLERANCE:.0e}), without communication {none:.1e}"
+        f"# {'losses':<20} : of rank 0 from {gloo[0]:.4f} to {gloo[-1]:.4f} in {len(gloo)} steps; worst "
+        f"relative difference from Gloo's: ours {ours:.1e} (at most {TOLERANCE:.0e}), without communication {none:.1e}"
     ]
     okay = ours <= TOLERANCE < none
     return lines, {"losses": {"ours": ours, "none": none}, "tolerance": TOLERANCE, "okay": okay}

@@ -1,8 +1,8 @@
-"""What a process group costs: memory, descriptors, threads and time, of the first one and of each further one.
+"""What a process group costs: memory, descriptors, threads and time, of the first and of each further one.
 
-``mpirun -n 4 python -m collectives.bench groups``. A group counts from the call that makes it to the end of its
-first all_reduce of 8 bytes, because some backends connect only then. What PyTorch itself needs for a group shows
-in the row of its no-op backend.
+``mpirun -n 4 python -m collectives.bench groups``. A group counts from the call that makes it to the end of
+its first all_reduce of 8 bytes, because some backends connect only then. What PyTorch itself needs for a
+group shows in the row of its no-op backend.
 """
 
 from __future__ import annotations
@@ -183,12 +183,12 @@ def _run(
     # No time: the ranks were not there at the same moment.
     results = {(COMMUNICATOR, "first"): Cost(Usage.now().since(before, 1, comm), None)}
     about = [
-        f"work: a group of all {comm.world_size} ranks with its first all_reduce of 8 bytes, then {args.groups} more "
-        "groups of the same ranks",
+        f"work: a group of all {comm.world_size} ranks with its first all_reduce of 8 bytes, then "
+        f"{args.groups} more groups of the same ranks",
         "method: what a rank holds after less what it held before, the mean over ranks; kind after kind, in "
         "processes that have imported torch",
-        f"{COMMUNICATOR}: ours without torch.distributed; the first connects the processes, also for all later groups "
-        "of ours",
+        f"{COMMUNICATOR}: ours without torch.distributed; the first connects the processes, also for all "
+        "later groups of ours",
         f"{NOOP}: PyTorch's no-op backend: what PyTorch itself takes for a group",
     ]
     run = Run(comm, launch, yields, args, argv, about, {"groups": args.groups})

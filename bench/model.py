@@ -69,7 +69,8 @@ class Decoder:
     """One variant: a model, its cache, and the tokens that it is given."""
 
     def __init__(self, model: Any, ids: Any) -> None:
-        self._model, self._ids, self._cache = model, ids, None
+        self._model, self._ids = model, ids
+        self._cache: Any = None
 
     def prepare(self) -> None:
         """Read the prompt into a new cache."""
@@ -185,7 +186,8 @@ def _run(
             max_position_embeddings=PROMPT + args.tokens,
             dtype=torch.bfloat16,
         )
-        whole = transformers.LlamaForCausalLM(llama).to(torch.bfloat16).eval()
+        whole: Any = transformers.LlamaForCausalLM(llama)
+        whole = whole.to(torch.bfloat16).eval()
         ids = torch.randint(VOCABULARY, (1, PROMPT + args.tokens))
         decoders = {
             name: Decoder(_distributed(whole, group, comm.world_size), ids)

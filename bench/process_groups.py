@@ -1,4 +1,4 @@
-"""torch.distributed on the ranks of a communicator, with one process group for each backend that is measured."""
+"""torch.distributed on the ranks of a communicator: a process group for each backend that is measured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The frame of a run that is no sweep: torch's threads and the header before, the verdict and the JSON after."""
+"""The frame of a run that is no sweep: threads and header before it, verdict and JSON after it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def check_packages(
 
 
 def check_package(what: str, package: str, extra: str) -> None:
-    """See that a package is installed; StartError, which names it and the extra that brings it, if it is not."""
+    """See that a package is installed; StartError that names it and its extra, if it is not."""
     if importlib.util.find_spec(package) is None:
         raise StartError(f"{what} needs {package}: pip install 'peer-collectives[{extra}]'")
 
