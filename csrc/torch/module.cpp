@@ -1,7 +1,7 @@
 // collectives._torch: the c10d backend. Loaded by collectives/torch_backend.py, after torch.
 #include <torch/csrc/utils/pybind.h>
 
-#include <pybind11/functional.h>
+#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
 #include "torch/backend.h"
@@ -79,8 +79,14 @@ void bind_backend(py::module_& m) {
             });
           },
           py::arg("make"))
-      .def("monitored_barrier", &Backend::monitoredBarrier, py::arg("options") = c10d::BarrierOptions(),
-           py::arg("wait_all_ranks") = false, Without())
+      .def(
+          "monitored_barrier",
+          [](Backend& backend, std::chrono::milliseconds timeout, bool wait_all_ranks) {
+            c10d::BarrierOptions options;
+            options.timeout = timeout;
+            backend.monitoredBarrier(options, wait_all_ranks);
+          },
+          py::arg("timeout") = c10d::kUnsetTimeout, py::arg("wait_all_ranks") = false, Without())
       .def("_start_time_estimate", &Backend::start_time_estimate)
       .def("_end_time_estimate", &Backend::end_time_estimate);
 }

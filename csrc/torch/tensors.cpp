@@ -43,7 +43,7 @@ void check_apart(const std::vector<at::Tensor>& outputs) {
   std::sort(extents.begin(), extents.end());
   for (size_t i = 1; i < extents.size(); ++i)
     if (extents[i].first < extents[i - 1].second)
-      throw BadInput("two of the output tensors share memory: each must hold a result of its own");
+      throw BadInput("two of the output tensors overlap in memory: each must hold a result of its own");
 }
 
 Movement movement_of(at::ScalarType type) {

@@ -48,23 +48,28 @@ std::exception_ptr Work::exception() const {
   return exception_;
 }
 
-void Work::complete(std::exception_ptr exception) {
+void Work::end(std::exception_ptr exception) {
+  const std::lock_guard lock(mutex_);
+  exception_ = std::move(exception);
+  ended_ = steady_clock::now();
+  completed_ = true;
+  done_.store(true, std::memory_order_release);
+  cv_.notify_all();
+}
+
+void Work::announce() {
   c10::intrusive_ptr<Future> future, future_result;
   std::function<void()> record_end;
   {
     const std::lock_guard lock(mutex_);
-    exception_ = exception;
-    completed_ = true;
-    ended_ = steady_clock::now();
+    announced_ = true;  // from here on getFuture() settles what it makes
     future = future_;
     future_result = future_result_;
     record_end = std::move(recordFunctionEndCallback_);
-    done_.store(true, std::memory_order_release);
-    cv_.notify_all();
   }
   if (record_end) record_end();
-  if (future) settle(*future, c10::IValue(outputs_), exception);
-  if (future_result) settle_result(*future_result, exception);
+  if (future) settle(*future, c10::IValue(outputs_), exception_);
+  if (future_result) settle_result(*future_result, exception_);
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
@@ -104,9 +109,9 @@ c10::intrusive_ptr<Future> Work::getFuture() {
   if (!future_) {
     future_ = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
     const auto future = future_;
-    const bool completed = completed_;
+    const bool announced = announced_;
     lock.unlock();
-    if (completed) settle(*future, c10::IValue(outputs_), exception_);
+    if (announced) settle(*future, c10::IValue(outputs_), exception_);
     return future;
   }
   return future_;
@@ -117,9 +122,9 @@ c10::intrusive_ptr<Future> Work::getFutureResult() {
   if (!future_result_) {
     future_result_ = c10::make_intrusive<Future>(c10::IntType::get());
     const auto future = future_result_;
-    const bool completed = completed_;
+    const bool announced = announced_;
     lock.unlock();
-    if (completed) settle_result(*future, exception_);
+    if (announced) settle_result(*future, exception_);
     return future;
   }
   return future_result_;

@@ -35,8 +35,14 @@ class Work : public c10d::Work {
   // A single call cannot be taken back from its peers.
   void abort() override { TORCH_CHECK(false, "abort the process group instead of one call of it"); }
 
-  // Called once, by whoever ended the call, holding no lock.
-  void complete(std::exception_ptr exception);
+  // Called once each, by whoever ended the call, holding no lock: end() lets waiting threads go, announce()
+  // runs the callbacks of futures, which may take any time and begin calls of their own.
+  void end(std::exception_ptr exception);
+  void announce();
+  void complete(std::exception_ptr exception) {
+    end(std::move(exception));
+    announce();
+  }
 
  protected:
   // Returns when the call has ended or `seconds` (0: as long as it takes) are over. May throw what a signal
@@ -51,6 +57,7 @@ class Work : public c10d::Work {
   const uint64_t sequence_;
   const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
   std::chrono::steady_clock::time_point ended_{};
+  bool announced_ = false;                                 // under mutex_
   c10::intrusive_ptr<c10::ivalue::Future> future_;         // under mutex_
   c10::intrusive_ptr<c10::ivalue::Future> future_result_;  // under mutex_
 };
