@@ -2,12 +2,15 @@
 
 #include <unistd.h>
 
+#include <thread>
 #include <utility>
 
 namespace collectives::torch_adapter {
 namespace {
 
 constexpr auto kLook = std::chrono::milliseconds(20);  // between two looks for signals
+
+thread_local const Queue* current = nullptr;  // whose worker this thread is
 
 }  // namespace
 
@@ -30,6 +33,14 @@ void Queue::leave() {
   if (watched) turn_over_.notify_all();
 }
 
+// With the lock.
+void Queue::ensure_worker() {
+  if (available_ > 0 || waiting_.empty() || stopped_) return;
+  std::thread([self = shared_from_this()] { self->work_off(); }).detach();
+  ++workers_;
+  ++available_;
+}
+
 void Queue::push(c10::intrusive_ptr<QueuedWork> work) {
   std::unique_lock lock(mutex_);
   if (stopped_) {
@@ -37,14 +48,12 @@ void Queue::push(c10::intrusive_ptr<QueuedWork> work) {
     return work->fail(stopped_);
   }
   waiting_.push_back(std::move(work));
-  if (!worker_.joinable())
-    worker_ = std::thread([self = shared_from_this()] { self->work_off(); });
-  else if (!running_)
-    work_there_.notify_one();
+  ensure_worker();
+  if (!running_) work_there_.notify_one();
 }
 
 // With the lock, which is given away meanwhile.
-void Queue::run_front(std::unique_lock<std::mutex>& lock) {
+void Queue::run_front(std::unique_lock<std::mutex>& lock, bool is_worker) {
   const c10::intrusive_ptr<QueuedWork> work = std::move(waiting_.front());
   waiting_.pop_front();
   running_ = true;
@@ -53,6 +62,13 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   running_ = false;
   if (sleepers_ > 0) turn_over_.notify_all();
+  if (is_worker) --available_;
+  ensure_worker();
+  if (!waiting_.empty()) work_there_.notify_one();
+  lock.unlock();
+  work->announce();
+  lock.lock();
+  if (is_worker) ++available_;
 }
 
 void Queue::drive(QueuedWork& work, double seconds) {
@@ -62,7 +78,7 @@ void Queue::drive(QueuedWork& work, double seconds) {
   while (!work.isCompleted()) {
     // A call cannot be left in the middle, so whoever has a limit does not begin one.
     if (!running_ && !waiting_.empty() && seconds == 0) {
-      run_front(lock);
+      run_front(lock, false);
       continue;
     }
     auto until = steady_clock::now() + kLook;
@@ -85,34 +101,36 @@ void Queue::drive(QueuedWork& work, double seconds) {
 }
 
 void Queue::work_off() {
+  current = this;
   std::unique_lock lock(mutex_);
-  while (true) {
-    work_there_.wait(lock, [this] { return stopped_ || (!running_ && !waiting_.empty()); });
-    if (stopped_) return;
-    run_front(lock);
+  while (!stopped_ && available_ == 1) {  // another took over while this one was in a callback
+    if (running_ || waiting_.empty())
+      work_there_.wait(lock);
+    else
+      run_front(lock, true);
   }
+  --available_;
+  --workers_;
+  ensure_worker();
+  worker_gone_.notify_all();
 }
 
 void Queue::stop(const std::exception_ptr& reason) {
   if (getpid() != owner_) return;
   std::deque<c10::intrusive_ptr<QueuedWork>> left;
-  std::thread worker;
   {
     const std::lock_guard lock(mutex_);
     if (stopped_) return;
     stopped_ = reason;
     left.swap(waiting_);
-    worker.swap(worker_);
   }
   work_there_.notify_all();
   for (const auto& work : left) work->fail(reason);
   turn_over_.notify_all();
-  // The last reference to the group may go in a callback that the worker itself runs.
-  if (!worker.joinable()) return;
-  if (worker.get_id() == std::this_thread::get_id())
-    worker.detach();
-  else
-    worker.join();
+  std::unique_lock lock(mutex_);
+  // The last reference to the group may go in a callback that a worker itself runs.
+  const int own = current == this ? 1 : 0;
+  worker_gone_.wait(lock, [&] { return workers_ == own; });
 }
 
 void QueuedWork::run() {
@@ -123,7 +141,7 @@ void QueuedWork::run() {
     exception = std::current_exception();
   }
   body_ = nullptr;  // the inputs may go
-  complete(exception);
+  end(exception);
 }
 
 }  // namespace collectives::torch_adapter

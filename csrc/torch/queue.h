@@ -5,7 +5,6 @@
 #include <deque>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "torch/work.h"
 
@@ -19,7 +18,10 @@ class QueuedWork;
 // asynchronous call. So no call ever needs the worker to be scheduled if somebody waits, and none needs
 // anybody to wait.
 //
-// Lives as long as somebody may run: the worker and every queued call hold it.
+// A call gives the right to run away before the callbacks of its future run: a callback may begin another call
+// and wait for it (DDP's PowerSGD hook does). While the worker is in a callback another worker takes its place.
+//
+// Lives as long as somebody may run: workers and queued calls hold it.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
   explicit Queue(int owner) : owner_(owner) {}
@@ -37,16 +39,19 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
  private:
   void work_off();
-  void run_front(std::unique_lock<std::mutex>& lock);
+  void run_front(std::unique_lock<std::mutex>& lock, bool is_worker);
+  void ensure_worker();
 
   const int owner_;  // process id: in a forked child there is no worker
   std::mutex mutex_;
   std::condition_variable work_there_;  // the worker sleeps here
   std::condition_variable turn_over_;   // those who wait for a call
   std::deque<c10::intrusive_ptr<QueuedWork>> waiting_;
-  std::thread worker_;
+  std::condition_variable worker_gone_;
   std::exception_ptr stopped_;
-  int sleepers_ = 0;  // on turn_over_
+  int workers_ = 0;    // threads
+  int available_ = 0;  // of them not in a callback
+  int sleepers_ = 0;   // on turn_over_
   bool running_ = false;
 };
 
@@ -59,7 +64,7 @@ class QueuedWork final : public Work {
         queue_(std::move(queue)),
         body_(std::move(body)) {}
 
-  // Once, by the queue.
+  // Once each, by the queue.
   void run();
   void fail(const std::exception_ptr& reason) {
     body_ = nullptr;
