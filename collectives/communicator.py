@@ -33,8 +33,8 @@ class Communicator(_native.Communicator):
             for the environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world
             of one without any). All ranks construct their communicators from one source in the same order.
         timeout: seconds after which a call, or this construction, gives up on ranks that have not arrived.
-            None takes COLLECTIVES_TIMEOUT, which is 600 where it is not set. ``set_timeout()`` changes it, and
-            every collective takes a ``timeout=`` of its own.
+            None takes COLLECTIVES_TIMEOUT, which is 600 where it is not set. ``set_timeout()`` changes it,
+            and every collective takes a ``timeout=`` of its own.
 
     Every collective takes NumPy arrays (also of ml_dtypes' bfloat16, float8_e4m3fn and float8_e5m2), torch
     CPU tensors and any object with ``__dlpack__``, of any shape, strides and alignment. It blocks until the

@@ -14,14 +14,14 @@ class Plan:
 
     Attributes:
         collective: such as ``"all_reduce"``.
-        nbytes: bytes of the call's larger side (all_gather and gather: the output, reduce_scatter and scatter:
-            the input).
+        nbytes: bytes of the call's larger side (all_gather and gather: the output, reduce_scatter and
+            scatter: the input).
         dtype: element type.
         world_size: number of ranks.
         algorithm: ``"inline"``, ``"one_shot"``, ``"two_shot"`` or ``"direct"``.
         chunk_bytes: bytes that one exchange of flags moves for each rank.
-        chunks: number of such chunks, pipelined through two slots. all_to_all_v: 1, since only the call itself
-            tells the largest part.
+        chunks: number of such chunks, pipelined through two slots. all_to_all_v: 1, since only the call
+            itself tells the largest part.
         order: order level of the result; ``"rank"`` is ((x0 + x1) + x2) + ... with one rounding at the end.
         reason: why this algorithm.
     """

@@ -142,7 +142,7 @@ class Guarded:
 
 
 def perform(comm: Any, case: Case) -> Array | None:
-    """Make this rank's arrays, call, check guards, inputs and receipt, and return a copy of the output, if any."""
+    """Make this rank's arrays, call, check guards, inputs and receipt; a copy of the output, if any."""
     world, rank, name = comm.world_size, comm.rank, case.collective
     gives, gets = name != "scatter" or rank == case.root, _gets(case, rank)
     source = inputs.row(case.dtype, case.input_count(world, rank), rank, case.seed)

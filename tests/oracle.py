@@ -2,8 +2,8 @@
 
 Floating sums, averages and products accumulate in rank order in fp32 (fp64 for fp64) and are rounded once at
 the end; premul_sum multiplies each rank's input by its factor, rounded to the accumulator's type, before it
-adds; complex numbers are pairs of reals; integers wrap in their own type; an average of integers accumulates in
-64 bits and truncates toward zero.
+adds; complex numbers are pairs of reals; integers wrap in their own type; an average of integers accumulates
+in 64 bits and truncates toward zero.
 """
 
 from __future__ import annotations

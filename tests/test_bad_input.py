@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import oracle
 import pytest
-from numpy.lib.stride_tricks import as_strided
+from bad_calls import BAD_CALLS, MISMATCHES, NEED_PEERS, f32
 from ranks import Outcome, Pool, attempt
 
 SOON = 1.0  # seconds in which every rank must have raised
@@ -30,6 +29,8 @@ def call(comm: Any, how: dict[str, Any]) -> Any:
     if method == "barrier":
         return comm.barrier()
     x = np.zeros(how.pop("count", 10), oracle.numpy_dtype(how.pop("dtype", "float32")))
+    if method == "scatter":  # of which `count` elements are a part
+        return comm.scatter(np.tile(x, comm.world_size), x, **how)
     return getattr(comm, method)(x, **how)
 
 
@@ -45,30 +46,6 @@ def assert_all(outcomes: list[Outcome], error: str, culprits: tuple[int, ...] | 
             assert word in outcome.text, f"{word!r} is not in: {outcome.text}"
         if culprits is not None:
             assert outcome.ranks == culprits, outcome
-
-
-MISMATCHES = {
-    "op": ({"op": "sum"}, {"op": "max"}, ("sum", "max")),
-    "dtype": ({"dtype": "float32"}, {"dtype": "float16"}, ("float32", "float16")),
-    "dtype of one size": ({"dtype": "int32"}, {"dtype": "float32"}, ("int32", "float32")),
-    "count": ({"count": 100}, {"count": 200}, ("100", "200")),
-    "count and algorithm": ({"count": 5}, {"count": 500_000}, ("5", "500000")),
-    "empty": ({"count": 0}, {"count": 7}, ("0", "7")),
-    "root": ({"collective": "broadcast", "root": 0}, {"root": 1}, ("broadcast", "0", "1")),
-    "collective": ({"count": 8}, {"collective": "all_gather"}, ("all_reduce", "all_gather")),
-    "barrier": ({"count": 8}, {"collective": "barrier"}, ("all_reduce", "barrier")),
-    "algorithm": (
-        {"count": 5000, "algorithm": "one_shot"},
-        {"algorithm": "two_shot"},
-        ("one_shot", "two_shot"),
-    ),
-    "large": ({"count": 300_000, "op": "min"}, {"op": "product"}, ("min", "product")),
-    "shard": (
-        {"collective": "reduce_scatter", "count": 120, "op": "sum"},
-        {"count": 240},
-        ("reduce_scatter",),
-    ),
-}
 
 
 @pytest.mark.parametrize("name", MISMATCHES)
@@ -98,137 +75,21 @@ def own_count(comm: Any) -> None:
     comm.all_reduce(np.zeros(100 + comm.rank, np.float32))
 
 
-def read_only() -> np.ndarray[Any, Any]:
-    x = np.zeros(10, np.float32)
-    x.flags.writeable = False
-    return x
-
-
-def f32(*shape: int) -> np.ndarray[Any, Any]:
-    return np.zeros(shape, np.float32)
-
-
-class Unexportable:
-    """Looks like an array, but its memory cannot be had."""
-
-    def __dlpack__(self, **options: Any) -> Any:
-        raise BufferError("no")
-
-    def __dlpack_device__(self) -> Any:
-        return (1, 0)
-
-
-def overlapping(comm: Any) -> Any:
-    base = f32(20)
-    return comm.all_reduce(base[:10], base[5:15])
-
-
-def overlapping_gather(comm: Any) -> Any:
-    base = f32(10 * comm.world_size + 1)
-    start = comm.rank * 10 + 1
-    return comm.all_gather(base[start : start + 10], base[:-1])
-
-
-def overlapping_itself(comm: Any) -> Any:
-    window = as_strided(f32(20), (4, 4), (4, 4))
-    return comm.all_reduce(window)
-
-
-Bad = Callable[[Any], Any]
-TYPE, VALUE, EITHER = ("TypeError",), ("ValueError",), ("TypeError", "ValueError")
-# name: (the bad call, the errors it may raise, the collective that the other ranks call meanwhile)
-BAD_CALLS: dict[str, tuple[Bad, tuple[str, ...], str]] = {
-    "object dtype": (lambda c: c.all_reduce(np.array([None] * 10)), TYPE, "all_reduce"),
-    "datetime64": (lambda c: c.all_reduce(np.zeros(10, "datetime64[s]")), TYPE, "all_reduce"),
-    "string dtype": (lambda c: c.all_reduce(np.array(["a"] * 10)), TYPE, "all_reduce"),
-    "bytes dtype": (lambda c: c.all_reduce(np.array([b"a"] * 10)), TYPE, "all_reduce"),
-    "structured": (lambda c: c.all_reduce(np.zeros(10, [("a", "f4"), ("b", "i4")])), TYPE, "all_reduce"),
-    "long double": (lambda c: c.all_reduce(np.zeros(10, np.longdouble)), TYPE, "all_reduce"),
-    "big endian": (lambda c: c.all_reduce(np.zeros(10, ">f4")), TYPE, "all_reduce"),
-    "no array": (lambda c: c.all_reduce("text"), TYPE, "all_reduce"),
-    "None": (lambda c: c.all_reduce(None), TYPE, "all_reduce"),
-    "a list": (lambda c: c.all_reduce([1.0, 2.0]), TYPE, "all_reduce"),
-    "a number": (lambda c: c.all_reduce(1.0), TYPE, "all_reduce"),
-    "unexportable": (lambda c: c.all_reduce(Unexportable()), EITHER, "all_reduce"),
-    "unknown op": (lambda c: c.all_reduce(f32(10), op="mean"), VALUE, "all_reduce"),
-    "op of a wrong type": (lambda c: c.all_reduce(f32(10), op=3), EITHER, "all_reduce"),
-    "op with NUL": (lambda c: c.all_reduce(f32(10), op="sum\0"), VALUE, "all_reduce"),
-    "unknown algorithm": (lambda c: c.all_reduce(f32(10), algorithm="ring"), VALUE, "all_reduce"),
-    "inline too large": (lambda c: c.all_reduce(f32(11), algorithm="inline"), VALUE, "all_reduce"),
-    "two_shot all_gather": (lambda c: c.all_gather(f32(10), algorithm="two_shot"), VALUE, "all_gather"),
-    "one_shot reduce_scatter": (
-        lambda c: c.reduce_scatter(f32(10 * c.world_size), algorithm="one_shot"),
-        VALUE,
-        "reduce_scatter",
-    ),
-    "two_shot broadcast": (lambda c: c.broadcast(f32(10), algorithm="two_shot"), VALUE, "broadcast"),
-    "band on floats": (lambda c: c.all_reduce(f32(10), op="band"), EITHER, "all_reduce"),
-    "bxor on bfloat16": (
-        lambda c: c.all_reduce(np.zeros(10, oracle.numpy_dtype("bfloat16")), op="bxor"),
-        EITHER,
-        "all_reduce",
-    ),
-    "avg on bool": (lambda c: c.all_reduce(np.zeros(10, bool), op="avg"), EITHER, "all_reduce"),
-    "complex product": (lambda c: c.all_reduce(np.zeros(10, "c8"), op="product"), VALUE, "all_reduce"),
-    "complex128 max": (
-        lambda c: c.reduce_scatter(np.zeros(10 * c.world_size, "c16"), op="max"),
-        EITHER,
-        "reduce_scatter",
-    ),
-    "read-only in place": (lambda c: c.all_reduce(read_only()), VALUE, "all_reduce"),
-    "read-only out": (lambda c: c.all_reduce(f32(10), read_only()), VALUE, "all_reduce"),
-    "read-only broadcast": (
-        lambda c: c.broadcast(read_only(), (c.rank + 1) % c.world_size),
-        VALUE,
-        "broadcast",
-    ),
-    "bytes": (lambda c: c.all_reduce(b"0123456789"), EITHER, "all_reduce"),
-    "overlap": (overlapping, VALUE, "all_reduce"),
-    "overlap of all_gather": (overlapping_gather, VALUE, "all_gather"),
-    "self-overlap": (overlapping_itself, VALUE, "all_reduce"),
-    "stride 0 in place": (lambda c: c.all_reduce(np.broadcast_to(f32(1), (10,))), VALUE, "all_reduce"),
-    "stride 0 out": (
-        lambda c: c.all_reduce(f32(10), as_strided(f32(1), (10,), (0,))),
-        VALUE,
-        "all_reduce",
-    ),
-    "small out": (lambda c: c.all_reduce(f32(10), f32(9)), VALUE, "all_reduce"),
-    "large out": (lambda c: c.all_reduce(f32(10), f32(11)), VALUE, "all_reduce"),
-    "out of another shape": (lambda c: c.all_reduce(f32(2, 5), f32(5, 2)), VALUE, "all_reduce"),
-    "out of another dtype": (lambda c: c.all_reduce(f32(10), np.zeros(10)), EITHER, "all_reduce"),
-    "small all_gather out": (
-        lambda c: c.all_gather(f32(10), f32(10 * c.world_size - 1)),
-        VALUE,
-        "all_gather",
-    ),
-    "large reduce_scatter out": (
-        lambda c: c.reduce_scatter(f32(10 * c.world_size), f32(11)),
-        VALUE,
-        "reduce_scatter",
-    ),
-    "indivisible": (lambda c: c.reduce_scatter(f32(10 * c.world_size + 1)), VALUE, "reduce_scatter"),
-    "0-d reduce_scatter": (lambda c: c.reduce_scatter(np.float32(1).reshape(())), VALUE, "reduce_scatter"),
-    "root too large": (lambda c: c.broadcast(f32(10), c.world_size), VALUE, "broadcast"),
-    "negative root": (lambda c: c.broadcast(f32(10), -1), VALUE, "broadcast"),
-    "huge root": (lambda c: c.broadcast(f32(10), 2**70), VALUE, "broadcast"),
-    "root of a wrong type": (lambda c: c.broadcast(f32(10), "0"), EITHER, "broadcast"),
-}
-
-
-# In a world of one these are right: rank 0 is the root, and everything divides by 1.
-NEED_PEERS = {"read-only broadcast", "indivisible"}
-
-
 def refused_on(comm: Any, name: str, bad_ranks: list[int], times: int) -> list[Outcome]:
     """`times` calls in a row that are bad on some ranks and right on the others."""
     bad, _, collective = BAD_CALLS[name]
-    count = 10 * comm.world_size if collective == "reduce_scatter" else 10
+    how: dict[str, Any] = {"collective": collective}
+    if collective in ("reduce_scatter", "all_to_all"):
+        how["count"] = 10 * comm.world_size
+    elif collective == "all_to_all_v":
+        ones = [1] * comm.world_size
+        how = {"collective": "all_to_all", "count": comm.world_size, "send_counts": ones, "recv_counts": ones}
     outcomes = []
     for _ in range(times):
         if comm.rank in bad_ranks:
             outcomes.append(attempt(comm.rank, bad, comm))
         else:
-            outcomes.append(attempt(comm.rank, call, comm, {"collective": collective, "count": count}))
+            outcomes.append(attempt(comm.rank, call, comm, how))
         outcomes[-1].value = None
     return outcomes
 
@@ -346,6 +207,25 @@ def read_only_root(comm: Any) -> None:
     x = np.full(10, comm.rank, np.float32)
     x.flags.writeable = comm.rank != 1
     assert (comm.broadcast(x, 1) == 1).all()
+
+
+def test_rooted_calls_leave_read_only_arrays_alone(pools: Any) -> None:
+    pools(3).run(read_only_peers)
+
+
+def read_only_peers(comm: Any) -> None:
+    """What is only read may be read-only: everybody's x in gather, and in reduce all but the root's."""
+    x = np.full(10, comm.rank + 1, np.float32)
+    x.flags.writeable = comm.rank == 1
+    assert (comm.reduce(x, 1) is x) == (comm.rank == 1)
+    assert (x == (6 if comm.rank == 1 else comm.rank + 1)).all()
+    x = np.full(10, comm.rank, np.float32)
+    x.flags.writeable = False
+    gathered = comm.gather(x, 2, out=None if comm.rank == 2 else "not looked at")
+    assert (gathered is None) == (comm.rank != 2)
+    part = np.zeros(2, np.float32)
+    comm.scatter(x[:6] if comm.rank == 2 else "not looked at", part, root=2)
+    assert (part == 2).all()
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def life_of_a_communicator(comm: Any) -> None:
 
 
 def calls_with_options(functions: Table, handle: int, comm: Any) -> None:
-    """A factor, counts of a rank's own, a call that only agrees, and a timeout that is no number of seconds."""
+    """A factor, counts of a rank's own, a call that only agrees, and a timeout that is none."""
     rank, world = comm.rank, comm.world_size
     x = np.full(100, rank + 1, np.float32)
     address = x.ctypes.data
@@ -188,11 +188,11 @@ def calls_with_options(functions: Table, handle: int, comm: Any) -> None:
     assert (x == world * (world + 1) / 4).all()
 
     # Rank r sends p + 1 elements to rank p.
-    Counts = ctypes.c_uint64 * world
+    counts = ctypes.c_uint64 * world
     sent = np.full(world * (world + 1) // 2, rank, np.float32)
     got = np.zeros(world * (rank + 1), np.float32)
     exchange = Call(sent.ctypes.data, got.ctypes.data, 0, 0, ALL_TO_ALL_V, SUM, FLOAT32, AUTOMATIC)
-    exchange.send_counts, exchange.recv_counts = Counts(*range(1, world + 1)), Counts(*[rank + 1] * world)
+    exchange.send_counts, exchange.recv_counts = counts(*range(1, world + 1)), counts(*[rank + 1] * world)
     assert functions.run(handle, ctypes.byref(exchange)) == OK, last_error(functions)
     assert got.tolist() == [peer for peer in range(world) for _ in range(rank + 1)]
 

@@ -23,8 +23,8 @@ def calls(comm: Any, collective: str, count: int) -> None:
         comm.barrier()
     elif collective == "broadcast":
         comm.broadcast(x, 0)
-    elif collective == "reduce_scatter":
-        comm.reduce_scatter(np.ones((comm.world_size, count), np.float32))
+    elif collective in ("reduce_scatter", "all_to_all"):
+        getattr(comm, collective)(np.ones((comm.world_size, count), np.float32))
     else:
         getattr(comm, collective)(x)
 
@@ -80,7 +80,10 @@ def assert_stays_broken(pool: Pool, ranks: list[int], error: str, culprit: int) 
             assert call.error == error and call.ranks == (culprit,) and call.elapsed < 0.2, call
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier"])
+@pytest.mark.parametrize(
+    "collective",
+    ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "barrier", "gather", "all_to_all"],
+)
 @pytest.mark.parametrize(("world", "victim"), [(2, 0), (3, 2), (4, 1)])
 def test_killed_before_its_call(world: int, victim: int, collective: str) -> None:
     for count in (4, 100_000) if collective == "all_reduce" else (1000,):

@@ -23,6 +23,8 @@ namespace {
 constexpr size_t kMaxCount = 1023;
 constexpr size_t kGuard = 64;
 constexpr int kMaxSources = 8;
+// Of premul_sum: full mantissas, one that is exact, a zero, and one that the product overflows with.
+constexpr double kFactors[kMaxSources] = {0.3, -1.7, 1.0, 0.0, 1e-3, -0.6, 3e38, 2.1};
 
 int failures = 0;
 
@@ -44,10 +46,16 @@ A combine(Op op, A a, A x) {
 
 template <class A, class Decode, class Encode>
 void reference_floating(Op op, const uint8_t* const* src, int sources, size_t size, uint8_t* out,
-                        Decode decode, Encode encode) {
-  for (size_t i = 0; i < kMaxCount; ++i) {
-    A a = decode(src[0] + i * size);
-    for (int r = 1; r < sources; ++r) a = combine<A>(op, a, decode(src[r] + i * size));
+                        Decode decode, Encode encode, size_t count = kMaxCount) {
+  for (size_t i = 0; i < count; ++i) {
+    // Volatile: a product that is stored is rounded, whatever the compiler may fuse.
+    auto term = [&](int r) -> A {
+      const volatile A x = decode(src[r] + i * size);
+      const volatile A product = x * static_cast<A>(kFactors[r]);
+      return op == Op::premul_sum ? product : x;
+    };
+    A a = term(0);
+    for (int r = 1; r < sources; ++r) a = combine<A>(op, a, term(r));
     if (op == Op::avg) a /= static_cast<A>(sources);
     encode(out + i * size, a);
   }
@@ -66,8 +74,8 @@ void put(uint8_t* to, T value) {
 }
 
 template <class T>
-void reference_native(Op op, const uint8_t* const* src, int sources, uint8_t* out) {
-  reference_floating<T>(op, src, sources, sizeof(T), out, get<T>, put<T>);
+void reference_native(Op op, const uint8_t* const* src, int sources, uint8_t* out, size_t count = kMaxCount) {
+  reference_floating<T>(op, src, sources, sizeof(T), out, get<T>, put<T>, count);
 }
 
 template <class Codec, class T>
@@ -110,6 +118,8 @@ void reference_integer(Op op, const uint8_t* const* src, int sources, uint8_t* o
           break;
         case Op::bxor:
           a = static_cast<T>(a ^ x);
+          break;
+        case Op::premul_sum:  // not for integers
           break;
       }
     }
@@ -169,8 +179,10 @@ void reference(DType dtype, Op op, const uint8_t* const* src, int sources, uint8
       return reference_integer<uint64_t>(op, src, sources, out);
     case DType::b8:
       return reference_bool(op, src, sources, out);
-    default:
-      return;
+    case DType::c64:
+      return reference_native<float>(op, src, sources, out, 2 * kMaxCount);
+    case DType::c128:
+      return reference_native<double>(op, src, sources, out, 2 * kMaxCount);
   }
 }
 
@@ -180,6 +192,14 @@ void reference(DType dtype, Op op, const uint8_t* const* src, int sources, uint8
 // half have a full mantissa and magnitudes so close to each other that sums cancel, where the order and place
 // of each rounding show.
 void fill(DType dtype, std::vector<uint8_t>& bytes, std::mt19937& random) {
+  if (is_complex(dtype)) {  // pairs
+    std::vector<uint8_t> parts(bytes.size() / 2);
+    for (int half = 0; half < 2; ++half) {
+      fill(dtype == DType::c64 ? DType::f32 : DType::f64, parts, random);
+      std::copy(parts.begin(), parts.end(), bytes.begin() + half * static_cast<ptrdiff_t>(parts.size()));
+    }
+    return;
+  }
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
   std::uniform_real_distribution<float> uniform(-4.0f, 4.0f);
   for (size_t i = 0; i < kMaxCount; ++i) {
@@ -237,6 +257,8 @@ double to_double(DType dtype, const uint8_t* at) {
 
 // Which of two NaNs an addition returns is the compiler's choice of operand order, so any NaN will do there.
 bool same(DType dtype, Op op, const uint8_t* got, const uint8_t* wanted, size_t count) {
+  if (is_complex(dtype))
+    return same(dtype == DType::c64 ? DType::f32 : DType::f64, op, got, wanted, 2 * count);
   const size_t size = size_of(dtype);
   if (std::memcmp(got, wanted, count * size) == 0) return true;
   const bool any_nan = is_floating(dtype) && op != Op::min && op != Op::max;
@@ -289,7 +311,8 @@ void check(const Case& c, const std::vector<uint8_t>* inputs, const std::vector<
   Fenced& dst = c.in_place < 0 ? separate : copies[c.in_place];
 
   const ReduceFn kernel = reduce_function(c.dtype, c.op, c.isa);
-  kernel(dst.data(), c.also ? also.data() : nullptr, src, c.sources, c.count);
+  kernel(dst.data(), c.also ? also.data() : nullptr, src, c.sources, c.count,
+         c.op == Op::premul_sum ? kFactors : nullptr);
 
   bool right = same(c.dtype, c.op, dst.data(), wanted.data(), c.count) && dst.intact(bytes);
   right = right &&
