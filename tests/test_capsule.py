@@ -23,7 +23,27 @@ class Call(ctypes.Structure):
         ("op", ctypes.c_uint8),
         ("dtype", ctypes.c_uint8),
         ("algorithm", ctypes.c_uint8),
+        ("timeout", ctypes.c_double),
+        ("factor", ctypes.c_double),
+        ("send_counts", ctypes.POINTER(ctypes.c_uint64)),
+        ("recv_counts", ctypes.POINTER(ctypes.c_uint64)),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("dims", ctypes.c_uint32),
     ]
+
+
+class Message(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("count", ctypes.c_uint64),
+        ("timeout", ctypes.c_double),
+        ("peer", ctypes.c_int32),
+        ("tag", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint8),
+    ]
+
+
+Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
 
 
 def function(result: Any, *arguments: Any) -> Any:
@@ -58,6 +78,24 @@ class Table(ctypes.Structure):
                 ctypes.c_size_t,
             ),
         ),
+        ("set_timeout", function(None, ctypes.c_void_p, ctypes.c_double)),
+        ("epoch", function(ctypes.c_uint64, ctypes.c_void_p)),
+        ("send", function(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Message))),
+        ("recv", function(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Message))),
+        (
+            "post_send",
+            function(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(Message), Done, ctypes.c_void_p),
+        ),
+        (
+            "post_recv",
+            function(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(Message), Done, ctypes.c_void_p),
+        ),
+        ("wait", function(ctypes.c_int, ctypes.c_void_p, ctypes.c_double)),
+        ("finished", function(ctypes.c_int, ctypes.c_void_p)),
+        ("source", function(ctypes.c_int32, ctypes.c_void_p)),
+        ("release", function(None, ctypes.c_void_p)),
+        ("allocate", function(ctypes.c_void_p, ctypes.c_size_t)),
+        ("give_back", function(None, ctypes.c_void_p)),
     ]
 
 
