@@ -223,7 +223,7 @@ def any_layout(comm: Any) -> None:
 
 
 def test_any_strides_and_libraries(pools: Any) -> None:
-    pools(2).run(any_layout)
+    pools(2).run(any_layout, limit=240)  # the first import of torch takes its time
 
 
 def dropped(comm: Any) -> None:
@@ -336,11 +336,11 @@ def test_timeout() -> None:
     with Pool(2) as pool:
         (waited, timed_out, other, later), (theirs,) = pool.run(late, 0.3)
     assert waited.error == "CollectiveTimeoutError" and "still pending after 0.3 s" in waited.text, waited
-    assert 0.25 < waited.elapsed < 2
+    assert 0.25 < waited.elapsed < 10
     assert timed_out.error == "CollectiveTimeoutError" and timed_out.ranks == (1,), timed_out
-    for words in ("recv(float64, 5 elements, from rank 1, tag 2)", "within 0.3 s", "rank 0"):
-        assert words in timed_out.text or words == "rank 0", timed_out.text
-    assert 0.25 < timed_out.elapsed < 2
+    for words in ("recv(float64, 5 elements, from rank 1, tag 2)", "within 0.3 s"):
+        assert words in timed_out.text, timed_out.text
+    assert 0.25 < timed_out.elapsed < 10
     assert "TimeoutError" in timed_out.bases and timed_out.collective == "recv"
     # As after a late collective, all is over, on both ranks.
     for outcome in (other, later, theirs):
