@@ -93,8 +93,14 @@ class Table(ctypes.Structure):
         ("finished", function(ctypes.c_int, ctypes.c_void_p)),
         ("source", function(ctypes.c_int32, ctypes.c_void_p)),
         ("release", function(None, ctypes.c_void_p)),
+        ("collective_name", function(ctypes.c_char_p, ctypes.c_uint8)),
+        ("estimate", function(ctypes.c_double, ctypes.c_void_p, ctypes.POINTER(Call))),
         ("allocate", function(ctypes.c_void_p, ctypes.c_size_t)),
         ("give_back", function(None, ctypes.c_void_p)),
+        (
+            "flight",
+            function(ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t),
+        ),
     ]
 
 

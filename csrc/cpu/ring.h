@@ -48,7 +48,13 @@ class RingEnd {
 
   // `own` is this end's counter, `other` the other end's; `bell` the doorbell of the other end's rank.
   RingEnd(char* data, size_t bytes, Word& own, const Word& other, Doorbell<Word>& bell)
-      : data_(data), bytes_(static_cast<uint32_t>(bytes)), own_(own), other_(other), bell_(bell) {}
+      : data_(data),
+        bytes_(static_cast<uint32_t>(bytes)),
+        position_(Memory::load(own)),
+        seen_(Memory::load(other)),
+        own_(own),
+        other_(other),
+        bell_(bell) {}
 
   // The other end has moved since this one last looked. For the last look before a sleep.
   bool moved() const { return Memory::load_before_sleep(other_) != seen_; }
@@ -77,8 +83,8 @@ class RingEnd {
 
   char* data_;
   uint32_t bytes_;
-  uint32_t position_ = 0;  // what `own_` says
-  uint32_t seen_ = 0;      // what `other_` said last
+  uint32_t position_;  // what `own_` says
+  uint32_t seen_;      // what `other_` said last
 
  private:
   Word& own_;

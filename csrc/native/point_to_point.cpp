@@ -83,7 +83,7 @@ class Operand {
   std::unique_ptr<char, Free> packed_;
 };
 
-// What Python holds of a request, with its array and its communicator.
+// What Python holds of a request, with its array.
 class PyRequest {
  public:
   struct Content {
