@@ -1,7 +1,7 @@
 """The flight record: the last calls of every rank, readable by the other ranks also after a rank's death.
 
 Each rank keeps its last 64 calls of each communicator in the shared memory of that communicator, at a cost of
-some ten nanoseconds a call. :meth:`collectives.Communicator.flight_record` reads it, errors quote it, and
+two looks at the clock a call. :meth:`collectives.Communicator.flight_record` reads it, errors quote it, and
 :func:`dump` writes it to files that PyTorch's ``torchfrtrace`` reads (docs/flight_record.md). With
 ``COLLECTIVES_DUMP=<prefix>`` a dump is written when a communicator breaks, and when the process gets SIGUSR2.
 """

@@ -11,25 +11,31 @@ namespace {
 
 using Words = std::array<uint64_t, FlightSlot::kWords>;
 
-// Word by word, so that a state that follows is one store.
+// Where a record's fields lie in words; the last word is put together from its bytes.
+constexpr size_t kEpoch = offsetof(FlightRecord, epoch) / sizeof(uint64_t);
+constexpr size_t kCount = offsetof(FlightRecord, count) / sizeof(uint64_t);
 constexpr size_t kQueued = offsetof(FlightRecord, queued_at) / sizeof(uint64_t);
 constexpr size_t kStarted = offsetof(FlightRecord, started_at) / sizeof(uint64_t);
 constexpr size_t kEnded = offsetof(FlightRecord, ended_at) / sizeof(uint64_t);
 constexpr size_t kShape = offsetof(FlightRecord, shape) / sizeof(uint64_t);
+constexpr size_t kRoot = offsetof(FlightRecord, root) / sizeof(uint64_t);
 constexpr size_t kState = offsetof(FlightRecord, collective) / sizeof(uint64_t);
-static_assert(offsetof(FlightRecord, state) / sizeof(uint64_t) == kState);
+constexpr int kAlgorithmShift = 24;
+constexpr int kStateShift = 32;
+static_assert(std::endian::native == std::endian::little);
+static_assert(offsetof(FlightRecord, algorithm) == kState * sizeof(uint64_t) + kAlgorithmShift / 8 &&
+              offsetof(FlightRecord, state) == kState * sizeof(uint64_t) + kStateShift / 8 &&
+              offsetof(FlightRecord, dims) == kState * sizeof(uint64_t) + 5);
 
 // A reader tries again as long as it is overtaken; a writer that died in the middle never goes on.
 constexpr int kAttempts = 100;
-
-uint64_t state_word(const FlightRecord& record) { return std::bit_cast<Words>(record)[kState]; }
 
 std::optional<FlightRecord> read_slot(const FlightSlot& slot) {
   for (int attempt = 0; attempt < kAttempts; ++attempt) {
     const uint64_t sequence = slot.words[0].load(std::memory_order_acquire);
     if (sequence == 0) return std::nullopt;
     if (sequence % 2 != 0) continue;
-    // The state before the times that came with it.
+    // Backwards: the state before the times that came with it.
     Words words;
     for (size_t i = words.size() - 1; i > 0; --i) words[i] = slot.words[i].load(std::memory_order_acquire);
     if (slot.words[0].load(std::memory_order_relaxed) != sequence) continue;
@@ -55,27 +61,21 @@ std::string seconds_between(uint64_t from, uint64_t to) {
 
 uint64_t FlightRing::begin(const Descriptor& descriptor, uint64_t epoch, const int64_t* shape, uint32_t dims,
                            uint32_t tag) {
-  FlightRecord record{};
-  record.epoch = epoch;
-  record.count = descriptor.count;
-  record.queued_at = ticks();
-  record.dims = shape != nullptr && dims <= kFlightDims ? static_cast<uint8_t>(dims) : kNoShape;
-  if (record.dims != kNoShape) std::copy_n(shape, dims, record.shape);
-  record.root = descriptor.root;
-  record.tag = tag;
-  record.collective = static_cast<uint8_t>(descriptor.collective);
-  record.op = static_cast<uint8_t>(descriptor.op);
-  record.dtype = static_cast<uint8_t>(descriptor.dtype);
-  record.algorithm = static_cast<uint8_t>(descriptor.algorithm);
-  record.state = FlightRecord::queued;
-  const Words words = std::bit_cast<Words>(record);
+  const bool told = shape != nullptr && dims <= kFlightDims;
   FlightSlot& slot = slots_[++serial_ % kFlightRecords];
+  auto put = [&](size_t word, uint64_t value) { slot.words[word].store(value, std::memory_order_release); };
   slot.words[0].store(2 * serial_ - 1, std::memory_order_relaxed);
-  for (size_t i = 1; i < kShape + kFlightDims; ++i)
-    if (i < kShape || i - kShape < dims) slot.words[i].store(words[i], std::memory_order_release);
-  for (size_t i = kShape + kFlightDims; i <= kState; ++i)
-    slot.words[i].store(words[i], std::memory_order_release);
-  slot.words[0].store(2 * serial_, std::memory_order_release);
+  put(kEpoch, epoch);
+  put(kCount, descriptor.count);
+  put(kQueued, ticks());
+  put(kStarted, 0);
+  put(kEnded, 0);
+  for (uint32_t i = 0; told && i < dims; ++i) put(kShape + i, static_cast<uint64_t>(shape[i]));
+  put(kRoot, descriptor.root | uint64_t{tag} << 32);
+  put(kState, uint64_t(descriptor.collective) | uint64_t(descriptor.op) << 8 |
+                  uint64_t(descriptor.dtype) << 16 | uint64_t(descriptor.algorithm) << kAlgorithmShift |
+                  uint64_t(FlightRecord::queued) << kStateShift | uint64_t(told ? dims : kNoShape) << 40);
+  put(0, 2 * serial_);
   return serial_;
 }
 
@@ -89,13 +89,12 @@ void FlightRing::follow(uint64_t serial, size_t time, FlightRecord::State state,
                         std::optional<Algorithm> algorithm) {
   FlightSlot& slot = slots_[serial % kFlightRecords];
   if (serial == 0 || slot.words[0].load(std::memory_order_relaxed) != 2 * serial) return;
-  Words words{};
-  words[kState] = slot.words[kState].load(std::memory_order_relaxed);
-  auto record = std::bit_cast<FlightRecord>(words);
-  record.state = state;
-  if (algorithm) record.algorithm = static_cast<uint8_t>(*algorithm);
+  uint64_t word = slot.words[kState].load(std::memory_order_relaxed);
+  word = (word & ~(uint64_t{0xff} << kStateShift)) | uint64_t(state) << kStateShift;
+  if (algorithm)
+    word = (word & ~(uint64_t{0xff} << kAlgorithmShift)) | uint64_t(*algorithm) << kAlgorithmShift;
   slot.words[time].store(ticks(), std::memory_order_release);
-  slot.words[kState].store(state_word(record), std::memory_order_release);
+  slot.words[kState].store(word, std::memory_order_release);
 }
 
 void open_flight_pages(FlightPages& pages) {

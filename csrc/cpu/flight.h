@@ -66,7 +66,7 @@ struct FlightPages {
 static_assert(sizeof(FlightSlot) == sizeof(FlightRecord) && std::atomic<uint64_t>::is_always_lock_free);
 
 // The writer's end of one ring: 64 records, the oldest one overwritten by the next. One writer at a time; no
-// system call, no fence, about 16 stores and a look at the clock for each of begin() and end().
+// system call, no fence, about ten stores and a look at the clock for begin(), two and a look for end().
 class FlightRing {
  public:
   explicit FlightRing(FlightSlot* slots) : slots_(slots) {}
