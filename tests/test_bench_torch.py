@@ -1,4 +1,4 @@
-"""The bench through torch.distributed: sweeps, a Llama, DDP, the cost of groups; few rounds, small models."""
+"""The bench through torch.distributed: sweeps, a Llama, DDP, cost of groups; few rounds, small models."""
 
 from __future__ import annotations
 
