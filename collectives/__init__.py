@@ -9,6 +9,8 @@ Ranks are processes (or threads) of one host; a :class:`Communicator` connects t
     comm.all_reduce(x)  # in place: every rank now holds the sum
 """
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import collectives._native  # noqa: F401
 except ModuleNotFoundError as error:
@@ -32,7 +34,13 @@ from collectives.errors import (
 )
 from collectives.plan import Plan, Receipt
 
+if TYPE_CHECKING:
+    from collectives.ops import *  # noqa: F403
+
 __version__ = "0.1.0"
+
+# These need torch, and importing torch takes seconds: so not before one is asked for.
+_OPS = ("all_gather", "all_reduce", "all_reduce_", "all_to_all", "broadcast", "broadcast_", "reduce_scatter")
 
 __all__ = [
     "AbortedError",
@@ -47,6 +55,16 @@ __all__ = [
     "RefusedError",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OPS:
+        raise AttributeError(f"module 'collectives' has no attribute {name!r}")
+    from collectives import ops
+
+    globals().update({name: getattr(ops, name) for name in _OPS})
+    return globals()[name]
+
 
 environment.configure_logging()
 environment.warn_unknown()

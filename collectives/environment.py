@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from collectives import processes
@@ -33,6 +34,10 @@ def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise ValueError(text)
     return text.upper()
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,13 @@ VARIABLES = {
             'Prints what the logger "collectives" has to say to stderr, from this level on.',
             _level,
         ),
+        Variable(
+            "CACHE_DIR",
+            "a path",
+            None,
+            "The folder for what is compiled on this machine; by default collectives in the user's cache.",
+            _folder,
+        ),
     )
 }
 
@@ -81,6 +93,12 @@ def read(name: str, environ: Mapping[str, str] = os.environ) -> Any:
         return variable.parse(text)
     except ValueError:
         raise ValueError(f"{PREFIX}{name}={text!r}: want {variable.form}") from None
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for what is compiled on this machine. It need not exist."""
+    ours = read("CACHE_DIR", environ)
+    return ours or _folder(environ.get("XDG_CACHE_HOME") or "~/.cache") / "collectives"
 
 
 def variables_set(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
