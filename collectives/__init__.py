@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
         ".venv/bin/python, or leave this folder if collectives is installed"
     ) from None
 
-from collectives import environment, torch_backend
+from collectives import environment, flight_record, torch_backend
 from collectives.communicator import Communicator
 from collectives.errors import (
     AbortedError,
@@ -33,6 +33,7 @@ from collectives.errors import (
     RefusedError,
 )
 from collectives.plan import Plan, Receipt
+from collectives.symmetric import empty
 
 if TYPE_CHECKING:
     from collectives.ops import *  # noqa: F403
@@ -54,6 +55,7 @@ __all__ = [
     "Receipt",
     "RefusedError",
     "__version__",
+    "empty",
 ]
 
 
@@ -68,4 +70,5 @@ def __getattr__(name: str) -> Any:
 
 environment.configure_logging()
 environment.warn_unknown()
+flight_record.install_handler()
 torch_backend.register()

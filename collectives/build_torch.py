@@ -38,7 +38,8 @@ def module_path(torch_version: str) -> Path:
     """Where the module for this torch is, or would be: one per version, Python and state of the sources."""
     folder = source_folder()
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("torch/*.cpp"), *folder.glob("torch/*.h"), folder / "native/table.h"]):
+    patterns = ("torch/*.cpp", "torch/*.h", "core/*.h", "native/table.h")
+    for file in sorted(file for pattern in patterns for file in folder.glob(pattern)):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     key = f"torch-{torch_version}-{digest.hexdigest()[:16]}"
     return environment.cache_folder() / key / f"_torch{_SUFFIX}"

@@ -5,10 +5,13 @@ Importing this imports no torch.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import logging
 import re
 import sys
 from collections.abc import Sequence
@@ -17,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import _collectives_autoload
+from collectives.rendezvous.store import StoreRendezvous
 
 _C10D = "torch.distributed.distributed_c10d"
 _MODULE = "collectives._torch"
@@ -125,15 +129,50 @@ def _load_file(path: Path) -> ModuleType:
     return module
 
 
+_shuts_down = False
+
+
 def create(options: Any, pg_options: Any) -> Any:
-    """Make the backend of one group; torch.distributed calls it.
+    """Make the backend of one group and connect its ranks; torch.distributed calls it on every member.
 
     Args:
         options: torch's DistributedBackendOptions: store, rank, size, timeout.
-        pg_options: what the user gave as `pg_options`, or None.
+        pg_options: a ``collectives.Options``, or None.
 
     Raises:
         ImportError: see load().
+        TypeError: pg_options is something else.
+        CollectiveError, RuntimeError, ValueError: the ranks cannot be connected; says why.
     """
     module = load()
-    return module.create(options, pg_options)
+    from torch.distributed import PrefixStore, ProcessGroupGloo
+
+    global _shuts_down
+    if not _shuts_down:
+        # A thread that is still in a call must not run while the interpreter and the libraries end.
+        atexit.register(module.shutdown_all)
+        _shuts_down = True
+    if pg_options is None:
+        pg_options = module.Options()
+    elif not isinstance(pg_options, module.Options):
+        raise TypeError(f"pg_options must be collectives.Options, not {type(pg_options).__name__}")
+    rank, size, timeout = options.group_rank, options.group_size, options.timeout
+    backend = module.Backend(rank, size, timeout.total_seconds(), pg_options)
+    # Groups of other members may have the same name: where each rank makes only those that it is in.
+    members = ",".join(map(str, options.global_ranks_in_group))
+    store = PrefixStore(members, options.store) if members else options.store
+    meeting = StoreRendezvous(store, rank, size)
+    backend.connect(b"".join(meeting.exchange(backend.announcement, timeout.total_seconds())))
+
+    def gloo() -> Any:
+        if pg_options.fallback == "log":
+            _log_once("sparse tensors are reduced by Gloo")
+        return ProcessGroupGloo(PrefixStore("fallback", store), rank, size, timeout)
+
+    backend.set_fallback(gloo)
+    return backend
+
+
+@functools.cache
+def _log_once(reason: str) -> None:
+    logging.getLogger("collectives").info("fallback: %s", reason)
