@@ -60,12 +60,16 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _OPS:
-        raise AttributeError(f"module 'collectives' has no attribute {name!r}")
-    from collectives import ops
+    if name == "Options":
+        value = torch_backend.load().Options
+    elif name in _OPS:
+        from collectives import ops
 
-    globals().update({name: getattr(ops, name) for name in _OPS})
-    return globals()[name]
+        value = getattr(ops, name)
+    else:
+        raise AttributeError(f"module 'collectives' has no attribute {name!r}")
+    globals()[name] = value
+    return value
 
 
 environment.configure_logging()
