@@ -9,6 +9,8 @@ Ranks are processes (or threads) of one host; a :class:`Communicator` connects t
     comm.all_reduce(x)  # in place: every rank now holds the sum
 """
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import collectives._native  # noqa: F401
 except ModuleNotFoundError as error:
@@ -33,7 +35,13 @@ from collectives.errors import (
 from collectives.plan import Plan, Receipt
 from collectives.symmetric import empty
 
+if TYPE_CHECKING:
+    from collectives.ops import *  # noqa: F403
+
 __version__ = "0.1.0"
+
+# These need torch, and importing torch takes seconds: so not before one is asked for.
+_OPS = ("all_gather", "all_reduce", "all_reduce_", "all_to_all", "broadcast", "broadcast_", "reduce_scatter")
 
 __all__ = [
     "AbortedError",
@@ -49,6 +57,20 @@ __all__ = [
     "__version__",
     "empty",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "Options":
+        value = torch_backend.load().Options
+    elif name in _OPS:
+        from collectives import ops
+
+        value = getattr(ops, name)
+    else:
+        raise AttributeError(f"module 'collectives' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
 
 environment.configure_logging()
 environment.warn_unknown()

@@ -1,4 +1,7 @@
-"""``python -m collectives [--json]``: what a bug report should say about installation and machine."""
+"""``python -m collectives [--json]``: what a bug report should say about installation and machine.
+
+``python -m collectives build-torch`` compiles the torch backend for the torch that is installed.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Any
 
-from collectives import environment
+from collectives import build_torch, environment, torch_backend
 from collectives.topology import cpu
 
 _PACKAGES = ("peer-collectives", "numpy", "ml_dtypes", "mpi4py", "torch")
@@ -73,6 +76,21 @@ def _try_shared_memory() -> str:
         return f"{type(error).__name__}: {error}"
 
 
+def _torch_backend() -> str:
+    # Without importing torch.
+    torch = _version("torch")
+    if torch is None:
+        return "needs torch"
+    try:
+        torch_backend.check_supported(torch)
+    except ImportError as error:
+        return str(error)
+    if torch_backend.installed_fits(torch):
+        return f"installed, built for torch {torch_backend.built_for()}"
+    path = build_torch.module_path(torch)
+    return str(path) if path.exists() else "not built for this torch: run `python -m collectives build-torch`"
+
+
 def _launch() -> dict[str, Any]:
     try:
         return asdict(environment.launched())
@@ -90,6 +108,7 @@ def report() -> dict[str, Any]:
         "instruction_set": _instruction_set(),
         "devices": ["cpu"],
         "transports": {"shared_memory": _try_shared_memory()},
+        "torch_backend": _torch_backend(),
         "environment": environment.variables_set(),
         "launch": _launch(),
     }
@@ -121,7 +140,10 @@ def _size(nbytes: int | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report; the status is 0 if shared memory works."""
+    """Print the report; the status is 0 if shared memory works. Or build-torch."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["build-torch"]:
+        return build_torch.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m collectives", description=__doc__)
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)

@@ -15,6 +15,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from collectives import processes
@@ -39,6 +40,10 @@ def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise ValueError(text)
     return text.upper()
+
+
+def _folder(text: str) -> Path:
+    return Path(text).expanduser().absolute()
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,13 @@ VARIABLES = {
             _level,
         ),
         Variable(
+            "CACHE_DIR",
+            "a path",
+            None,
+            "The folder for what is compiled on this machine; by default collectives in the user's cache.",
+            _folder,
+        ),
+        Variable(
             "DUMP",
             "a path that does not end in a digit: a rank is put behind it",
             None,
@@ -94,6 +106,12 @@ def read(name: str, environ: Mapping[str, str] = os.environ) -> Any:
         return variable.parse(text)
     except ValueError:
         raise ValueError(f"{PREFIX}{name}={text!r}: want {variable.form}") from None
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for what is compiled on this machine. It need not exist."""
+    ours = read("CACHE_DIR", environ)
+    return ours or _folder(environ.get("XDG_CACHE_HOME") or "~/.cache") / "collectives"
 
 
 def variables_set(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -15,6 +15,7 @@ import logging
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ import _collectives_autoload
 from collectives.rendezvous.store import StoreRendezvous
 
 _C10D = "torch.distributed.distributed_c10d"
+_MODULE = "collectives._torch"
 OLDEST, NEWEST = (2, 11), (2, 15)
 
 
@@ -77,30 +79,54 @@ def check_supported(version: str) -> None:
         )
 
 
+def built_for() -> str | None:
+    """The version of torch that the installed module was built for; None if none is installed."""
+    try:
+        from collectives import _torch_built_for
+    except ModuleNotFoundError:
+        return None
+    return _torch_built_for.TORCH
+
+
+def installed_fits(version: str) -> bool:
+    """Whether a module is installed that may be loaded beside this version of torch."""
+    built = built_for()
+    return built is not None and minor(built) == minor(version)
+
+
 def load() -> ModuleType:
     """The module ``collectives._torch`` for the torch that is running: the installed one, or build-torch's.
 
     Raises:
         ImportError: there is no torch, or no module for it; the message says what to do.
     """
-    if "collectives._torch" in sys.modules:
-        return sys.modules["collectives._torch"]
+    if _MODULE in sys.modules:
+        return sys.modules[_MODULE]
     import torch  # first, because its libraries are found by being loaded
 
-    check_supported(torch.__version__)
-    try:
-        from collectives import _torch_built_for
+    from collectives import build_torch
 
-        built_for = _torch_built_for.TORCH
-    except ModuleNotFoundError:
-        built_for = None
-    if built_for is not None and minor(built_for) == minor(torch.__version__):
-        return importlib.import_module("collectives._torch")
-    had = f"was built for torch {built_for}" if built_for else "was not built"
+    check_supported(torch.__version__)
+    if installed_fits(torch.__version__):
+        return importlib.import_module(_MODULE)
+    path = build_torch.module_path(torch.__version__)
+    if path.exists():
+        return _load_file(path)
+    built = built_for()
     raise ImportError(
-        f"collectives._torch {had}, and torch {torch.__version__} is running: run `python -m collectives "
-        "build-torch`, or reinstall collectives with pip install --no-build-isolation"
+        f"collectives._torch was {f'built for torch {built}' if built else 'not built'}, and torch "
+        f"{torch.__version__} is running: run `python -m collectives build-torch`, or reinstall collectives "
+        "with pip install --no-build-isolation"
     )
+
+
+def _load_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(_MODULE, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[_MODULE] = module
+    return module
 
 
 _shuts_down = False

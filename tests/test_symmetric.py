@@ -238,7 +238,14 @@ def owners(_: Any) -> None:
     import torch
 
     live = _native.heap_usage()["live_bytes"]
-    for dtype in ("float32", np.float64, np.dtype("int8"), "bfloat16", "bool", oracle.numpy_dtype("float8_e5m2")):
+    for dtype in (
+        "float32",
+        np.float64,
+        np.dtype("int8"),
+        "bfloat16",
+        "bool",
+        oracle.numpy_dtype("float8_e5m2"),
+    ):
         x = collectives.empty((3, 5), dtype)
         assert isinstance(x, np.ndarray) and x.shape == (3, 5) and x.flags.writeable and x.flags.c_contiguous
         assert x.dtype == (oracle.numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype))
@@ -249,7 +256,14 @@ def owners(_: Any) -> None:
         assert _native.heap_usage()["live_bytes"] == live + 4096
         del view
         assert _native.heap_usage()["live_bytes"] == live
-    for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.float8_e4m3fn, torch.complex64, torch.int64):
+    for dtype in (
+        torch.float32,
+        torch.bfloat16,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.complex64,
+        torch.int64,
+    ):
         t = collectives.empty([2, 0, 3], dtype)
         assert t.shape == (2, 0, 3) and t.dtype == dtype
         t = collectives.empty((4, 6), dtype)

@@ -5,6 +5,7 @@
 # The sources are part of every wheel, for build-torch; an editable install has them in the tree.
 if(NOT SKBUILD_STATE STREQUAL "editable")
   install(DIRECTORY csrc/torch DESTINATION collectives/csrc FILES_MATCHING PATTERN "*.cpp" PATTERN "*.h")
+  install(DIRECTORY csrc/core DESTINATION collectives/csrc FILES_MATCHING PATTERN "*.h")
   install(FILES csrc/native/table.h DESTINATION collectives/csrc/native)
 endif()
 
