@@ -17,7 +17,9 @@ class Plan:
         nbytes: bytes of the call's larger side (all_gather: the output, reduce_scatter: the input).
         dtype: element type.
         world_size: number of ranks.
-        algorithm: ``"inline"``, ``"one_shot"``, ``"two_shot"`` or ``"direct"``.
+        algorithm: ``"inline"``, ``"one_shot"``, ``"two_shot"`` or ``"direct"``. Where all ranks' arrays turn
+            out to be symmetric (``collectives.empty``), which no plan can know, the call runs
+            ``"symmetric"`` instead; its receipt says so.
         chunk_bytes: bytes that one exchange of flags moves for each rank.
         chunks: number of such chunks, pipelined through two slots.
         order: order level of the result; ``"rank"`` is ((x0 + x1) + x2) + ... with one rounding at the end.

@@ -118,7 +118,7 @@ void bind_communicator(nb::module_& m) {
            "op: sum, avg, min, max, product; band, bor, bxor on integers and bool. The result is that of "
            "adding in rank\n"
            "order with one rounding at the end, whatever the size, the algorithm and the world.\n"
-           "algorithm: None, or inline, one_shot, two_shot to force one.\n"
+           "algorithm: None, or inline, one_shot, two_shot, symmetric to force one.\n"
            "Returns out, or x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("all_gather", &all_gather, "x"_a.none(), "out"_a = nb::none(), nb::kw_only(),
            "algorithm"_a = nb::none(),
@@ -127,7 +127,7 @@ void bind_communicator(nb::module_& m) {
            "filled in\n"
            "row-major order, or None for a new one of shape (world_size * n, ...). In place where x is this "
            "rank's part\n"
-           "of out. algorithm: None, inline, one_shot or direct.\n"
+           "of out. algorithm: None, inline, one_shot, direct or symmetric.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("reduce_scatter", &reduce_scatter, "x"_a.none(), "out"_a = nb::none(), "op"_a.none() = "sum",
            nb::kw_only(), "algorithm"_a = nb::none(),
@@ -135,12 +135,12 @@ void bind_communicator(nb::module_& m) {
            "x: array of shape (world_size * n, ...). out: array of an equal part of the elements, or None "
            "for a new one of\n"
            "shape (n, ...). In place where out is this rank's part of x. op as in all_reduce.\n"
-           "algorithm: None, inline or two_shot.\n"
+           "algorithm: None, inline, two_shot or symmetric.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("broadcast", &broadcast, "x"_a.none(), "root"_a.none() = 0, nb::kw_only(),
            "algorithm"_a = nb::none(),
            "Copies rank root's x into every other rank's x, which has the same size and dtype.\n\n"
-           "algorithm: None, inline, one_shot or direct.\n"
+           "algorithm: None, inline, one_shot, direct or symmetric.\n"
            "Returns x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("barrier", &barrier, "Returns once every rank has called it. Raises CollectiveError.")
       .def("abort", &Communicator::abort,
