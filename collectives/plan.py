@@ -18,7 +18,9 @@ class Plan:
             scatter: the input).
         dtype: element type.
         world_size: number of ranks.
-        algorithm: ``"inline"``, ``"one_shot"``, ``"two_shot"`` or ``"direct"``.
+        algorithm: ``"inline"``, ``"one_shot"``, ``"two_shot"`` or ``"direct"``. Where all ranks' arrays turn
+            out to be symmetric (``collectives.empty``), which no plan can know, the call runs
+            ``"symmetric"`` instead; its receipt says so.
         chunk_bytes: bytes that one exchange of flags moves for each rank.
         chunks: number of such chunks, pipelined through two slots. all_to_all_v: 1, since only the call
             itself tells the largest part.

@@ -21,8 +21,8 @@ def empty(shape: int | Iterable[int], dtype: Any = "float32") -> Any:
     ``"symmetric"``. Which arrays those are: input and output of all_reduce, the input of reduce_scatter and
     all_gather, the root's of broadcast. Ranks need not allocate alike, or together.
 
-    The memory goes back for reuse when the array and all its views are gone. A forked child shares it with its
-    parent: what one writes, the other sees.
+    The memory goes back for reuse when the array and all its views are gone. A forked child shares it with
+    its parent: what one writes, the other sees.
 
     Args:
         shape: dimensions.
@@ -36,7 +36,7 @@ def empty(shape: int | Iterable[int], dtype: Any = "float32") -> Any:
         MemoryError: a process has at most 64 GB, and none where its address space is limited (ulimit -v).
     """
     try:
-        sizes = (operator.index(shape),)  # type: ignore[arg-type]
+        sizes: tuple[int, ...] = (operator.index(shape),)  # type: ignore[arg-type]
     except TypeError:
         sizes = tuple(operator.index(size) for size in shape)  # type: ignore[union-attr]
     if any(size < 0 for size in sizes):
@@ -44,13 +44,17 @@ def empty(shape: int | Iterable[int], dtype: Any = "float32") -> Any:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(dtype, torch.dtype):
         _check(str(dtype).removeprefix("torch."))
-        raw = _native.allocate(math.prod(sizes) * dtype.itemsize)
-        return torch.from_numpy(raw).view(dtype).view(sizes)
+        return torch.from_numpy(_allocate(sizes, dtype.itemsize)).view(dtype).view(sizes)
     element = _numpy_dtype(dtype)
     _check(element.name)
     if not element.isnative:
         raise TypeError(f"dtype {element!r}: the byte order is not this machine's")
-    return _native.allocate(math.prod(sizes) * element.itemsize).view(element).reshape(sizes)
+    return _allocate(sizes, element.itemsize).view(element).reshape(sizes)
+
+
+def _allocate(sizes: tuple[int, ...], item: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    # More than a C size holds is too much in any case.
+    return _native.allocate(min(math.prod(sizes) * item, sys.maxsize))
 
 
 def _check(name: str) -> None:
@@ -63,4 +67,5 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
         import ml_dtypes
 
         dtype = getattr(ml_dtypes, dtype, dtype)
-    return np.dtype(dtype)
+    element: np.dtype[Any] = np.dtype(dtype)
+    return element

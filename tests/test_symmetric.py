@@ -8,7 +8,6 @@ import os
 import random
 import resource
 import signal
-import sys
 import threading
 import time
 from typing import Any
@@ -19,10 +18,10 @@ import numpy as np
 import oracle
 import pytest
 from cases import COLLECTIVES, Case
-from ranks import Outcome, Pool, attempt, new_key
+from ranks import Outcome, Pool, attempt, new_key, rank_environment
 from test_capsule import function
 from test_ending import forked
-from test_failure import assert_noticed, assert_stays_broken, survivors_of, warm_up
+from test_failure import assert_noticed, assert_stays_broken, survivors_of
 from test_leaks import resources
 
 import collectives
@@ -214,7 +213,7 @@ def test_steps_leave_memory_flat(world: int) -> None:
             first, last = seen[0], seen[-1]
             assert last["mappings"] <= first["mappings"] + 3, (first, last)
             assert last["descriptors"] == first["descriptors"], (first, last)
-            assert last["kB"] <= first["kB"] + 512, (first, last)
+            assert last["kB"] <= first["kB"] + 4096, (first, last)
             assert last["kept_bytes"] == first["kept_bytes"], (first, last)
             assert last["kept_bytes"] + last["live_bytes"] <= (6 << 20) + 8192, last
 
@@ -305,7 +304,7 @@ def test_memory_lives_as_long_as_the_last_view() -> None:
         (3, "bfloat32", TypeError),
         (3, object, TypeError),
         (3, "U4", TypeError),
-        (3, ">i4", TypeError),
+        (3, np.dtype("i4").newbyteorder(), TypeError),
         (3, "datetime64[s]", TypeError),
         (3, np.dtype("i4,i4"), TypeError),
         (1 << 34, "float64", MemoryError),
@@ -337,7 +336,7 @@ def inherited(comm: Any) -> list[str]:
         assert not x.ctypes.data <= address < x.ctypes.data + x.nbytes
         del y
         assert collectives.empty(20_000).ctypes.data == address
-        os.environ.update(RANK="0", WORLD_SIZE="1", TORCHELASTIC_RUN_ID=new_key())
+        os.environ.update(rank_environment(0, 1, new_key()))
         with collectives.Communicator(timeout=10) as alone:
             z = symmetric(np.arange(20_000, dtype=np.float32))
             alone.all_reduce(z, algorithm="symmetric")
@@ -361,7 +360,7 @@ def test_forked_children() -> None:
             assert said == [" False: "] * 3, said
 
 
-def loop(comm: Any, count: int, collective: str) -> None:
+def loop(comm: Any, count: int, collective: str, calls: int) -> None:
     x = collectives.empty(count * comm.world_size)
     out = collectives.empty(count * comm.world_size)
     x[:] = 1
@@ -371,7 +370,7 @@ def loop(comm: Any, count: int, collective: str) -> None:
         "reduce_scatter": (x, out[:count]),
         "broadcast": (x,),
     }[collective]
-    while True:
+    for _ in range(calls):
         getattr(comm, collective)(*arguments, algorithm="symmetric")
 
 
@@ -379,11 +378,13 @@ def loop(comm: Any, count: int, collective: str) -> None:
 @pytest.mark.parametrize(("world", "victim"), [(2, 1), (4, 0)])
 def test_killed_in_the_middle(world: int, victim: int, collective: str) -> None:
     with Pool(world) as pool:
-        pool.run(warm_up)
-        pool.start(loop, 500_000, collective)
+        pool.run(loop, 500_000, collective, 3)
+        pool.start(loop, 500_000, collective, 1 << 30)
         time.sleep(0.3)
         since = pool.signal(victim, signal.SIGKILL)
-        assert_noticed(pool.collect(20, survivors_of(pool, victim)), "PeerDiedError", victim, since)
+        outcomes = pool.collect(20, survivors_of(pool, victim))
+        assert_noticed(outcomes, "PeerDiedError", victim, since, within=5.0)
+        assert all(outcome.epoch > 3 for outcome in outcomes), outcomes
         assert_stays_broken(pool, survivors_of(pool, victim), "PeerDiedError", victim)
 
 
@@ -517,6 +518,3 @@ def test_through_the_table() -> None:
     assert allocate(5000) == memory
     give_back(memory)
     assert allocate(1 << 50) is None
-
-
-assert sys.byteorder == "little"  # for ">i4" above

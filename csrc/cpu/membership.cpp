@@ -12,7 +12,7 @@
 namespace collectives {
 namespace {
 
-constexpr char kMagic[8] = {'c', 'o', 'l', 'l', '-', 'v', '0', '1'};
+constexpr char kMagic[8] = {'c', 'o', 'l', 'l', '-', 'v', '0', '2'};
 
 // 0: a rank of this process. Negative: one in a pid namespace that this process cannot see into.
 pid_t pid_of(const std::shared_ptr<Link>& link) {

@@ -131,7 +131,7 @@ void bind_communicator(nb::module_& m) {
           "premul_sum. The result is that of adding in rank order with one rounding at the end, whatever the "
           "size, the\n"
           "algorithm and the world.\n"
-          "factor: a number, for premul_sum alone. algorithm: None, or inline, one_shot, two_shot to force "
+          "factor: a number, for premul_sum alone. algorithm: None, or inline, one_shot, two_shot, symmetric to force "
           "one.\n"
           "Returns out, or x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("reduce", &reduce, "x"_a.none(), "root"_a.none() = 0, "op"_a.none() = "sum", "out"_a = nb::none(),
@@ -152,7 +152,7 @@ void bind_communicator(nb::module_& m) {
            "filled in\n"
            "row-major order, or None for a new one of shape (world_size * n, ...). In place where x is this "
            "rank's part\n"
-           "of out. algorithm: None, inline, one_shot or direct.\n"
+           "of out. algorithm: None, inline, one_shot, direct or symmetric.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("gather", &gather, "x"_a.none(), "root"_a.none() = 0, "out"_a = nb::none(), nb::kw_only(),
            "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
@@ -173,7 +173,7 @@ void bind_communicator(nb::module_& m) {
            "x: array of shape (world_size * n, ...). out: array of an equal part of the elements, or None "
            "for a new one of\n"
            "shape (n, ...). In place where out is this rank's part of x. op and factor as in all_reduce.\n"
-           "algorithm: None, inline or two_shot.\n"
+           "algorithm: None, inline, two_shot or symmetric.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("scatter", &scatter, "x"_a.none(), "out"_a = nb::none(), "root"_a.none() = 0, nb::kw_only(),
            "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
@@ -211,7 +211,7 @@ void bind_communicator(nb::module_& m) {
       .def("broadcast", &broadcast, "x"_a.none(), "root"_a.none() = 0, nb::kw_only(),
            "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
            "Copies rank root's x into every other rank's x, which has the same size and dtype.\n\n"
-           "algorithm: None, inline, one_shot or direct.\n"
+           "algorithm: None, inline, one_shot, direct or symmetric.\n"
            "Returns x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("barrier", &barrier, nb::kw_only(), "timeout"_a = nb::none(),
            "Returns once every rank has called it. Raises CollectiveError.")

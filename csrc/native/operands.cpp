@@ -35,7 +35,7 @@ Algorithm parse_algorithm(nb::handle object) {
   const std::string_view text = text_of(object, "algorithm");
   if (!parse(text, algorithm) || algorithm == Algorithm::automatic)
     throw BadArgument("unknown algorithm '" + std::string(text) +
-                      "': inline, one_shot, two_shot, direct or None");
+                      "': inline, one_shot, two_shot, direct, symmetric or None");
   return algorithm;
 }
 
