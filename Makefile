@@ -59,7 +59,7 @@ $(ENVIRONMENT): constraints.txt requirements-dev.txt
 .PHONY: build
 build: $(BUILT)  ## build the library and install it into .venv, editable
 $(BUILT): $(ENVIRONMENT) pyproject.toml CMakeLists.txt $(shell find csrc -type f)
-	python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	python -m pip install --quiet --no-build-isolation --no-deps --config-settings=cmake.define.COLLECTIVES_TORCH=ON --editable .
 	touch $@
 
 .PHONY: bench

@@ -1,15 +1,17 @@
-"""The command line of the bench: flags as users of nccl-tests know them."""
+"""The command line of the bench: its subjects, and the sweep with flags as users of nccl-tests know them."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import importlib
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from collectives.bench import report
+from collectives.bench import arguments, report
+from collectives.bench.arguments import PROGRAM, at_least, list_of, size_in_bytes
 from collectives.bench.cases import (
     ALGORITHMS,
     COLLECTIVES,
@@ -18,69 +20,29 @@ from collectives.bench.cases import (
     REDUCTIONS,
     parse_dtype,
     parse_op,
-    parse_size,
     supports,
     sweep_sizes,
 )
 from collectives.bench.header import config, header
 from collectives.bench.host import environment, gather_ranks, load_average, load_warning
-from collectives.bench.peers import Contender, Gloo, Mpi, Ours
+from collectives.bench.peers import Contender, Mpi, Ours, ThroughTorch
 from collectives.bench.progress import Progress
-from collectives.bench.start import (
-    StartError,
-    check_algorithm,
-    check_packages,
-    communicator_source,
-    let_mpi_yield,
-)
+from collectives.bench.start import StartError, cannot_start, check_algorithm, check_packages, on_ranks
 from collectives.bench.sweep import Options, Row, Sweep
 from collectives.communicator import Communicator
 from collectives.environment import Launch, launched
 
-PEERS = ("gloo", "mpi")
-TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
-
-
-class _Parser(argparse.ArgumentParser):
-    """Of all ranks that were given the same bad line, one complains."""
-
-    rank = 0
-
-    def error(self, message: str) -> NoReturn:
-        if self.rank == 0:
-            self.print_usage(sys.stderr)
-            print(f"{self.prog}: error: {message}", file=sys.stderr)
-        raise SystemExit(2)
-
-
-def _list_of(parse: Any, everything: Sequence[str]) -> Any:
-    def convert(text: str) -> list[str] | str:
-        try:
-            return "all" if text == "all" else list(dict.fromkeys(parse(part) for part in text.split(",")))
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
-
-    return convert
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _at_least(minimum: int) -> Any:
-    def convert(text: str) -> int:
-        if not text.lstrip("-").isdigit() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from {minimum} up")
-        return int(text)
-
-    return convert
+PEERS = ("gloo", "mpi", "noop")
+# Each is a module here with a `main(argv)`, and has a help of its own.
+SUBJECTS = {
+    "model": "tokens per second of a tensor-parallel Llama",
+    "ddp": "training steps under DistributedDataParallel",
+    "groups": "what a process group costs in memory, descriptors, threads and time",
+}
 
 
 def _root(text: str) -> int:
-    return -1 if text == "all" else _at_least(-1)(text)
+    return -1 if text == "all" else at_least(-1)(text)
 
 
 def _peer(text: str) -> str:
@@ -89,46 +51,46 @@ def _peer(text: str) -> str:
     return text
 
 
-def parser(rank: int = 0) -> argparse.ArgumentParser:
-    """The parser of the command line; only rank 0's prints complaints."""
-    p = _Parser(
-        prog="python -m collectives.bench",
-        allow_abbrev=False,
-        description="Sweep collectives over message sizes, beside their peers, in the manner of nccl-tests. "
+def parser(rank: int = 0) -> arguments.Parser:
+    """The parser of a sweep; only rank 0's prints complaints."""
+    subjects = "\n".join(f"  {PROGRAM} {name:8} {text}" for name, text in SUBJECTS.items())
+    p = arguments.parser(
+        rank,
+        "",
+        "Sweep collectives over message sizes, beside their peers, in the manner of nccl-tests.\n"
         "Start it with mpirun, torchrun or srun, or give -np.",
-        epilog="A picture from an earlier run: python -m collectives.bench plot results.json picture.png",
+        epilog=f"other subjects, each with a --help of its own:\n{subjects}\n"
+        f"a picture from an earlier sweep:\n  {PROGRAM} plot results.json picture.png",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    p.rank = rank
     add = p.add_argument
     add("collective", nargs="+", choices=COLLECTIVES, metavar="COLLECTIVE", help=", ".join(COLLECTIVES))
-    add("-np", "--np", type=_at_least(1), metavar="N", help="start N ranks here, without a launcher")
-    add("-b", "--minbytes", type=_size, default=8, metavar="SIZE", help="smallest size (8)")
-    add("-e", "--maxbytes", type=_size, default=64 << 20, metavar="SIZE", help="largest size (64M)")
-    add("-f", "--stepfactor", type=_at_least(2), default=2, metavar="N", help="factor between sizes (2)")
+    arguments.add_world(p)
+    add("-b", "--minbytes", type=size_in_bytes, default=8, metavar="SIZE", help="smallest size (8)")
+    add("-e", "--maxbytes", type=size_in_bytes, default=64 << 20, metavar="SIZE", help="largest size (64M)")
+    add("-f", "--stepfactor", type=at_least(2), default=2, metavar="N", help="factor between sizes (2)")
     add(
         "-i",
         "--stepbytes",
-        type=_size,
+        type=size_in_bytes,
         default=0,
         metavar="SIZE",
         help="fixed step between sizes, instead of -f",
     )
-    add(
-        "-d", "--datatype", type=_list_of(parse_dtype, DTYPES), default=["float32"], metavar="TYPE[,TYPE]|all"
-    )
+    add("-d", "--datatype", type=list_of(parse_dtype), default=["float32"], metavar="TYPE[,TYPE]|all")
     add(
         "-o",
         "--op",
-        type=_list_of(parse_op, OPS),
+        type=list_of(parse_op),
         default=["sum"],
         metavar="OP[,OP]|all",
         help=", ".join(OPS),
     )
     add("-r", "--root", type=_root, default=0, metavar="RANK|all", help="source of a broadcast (0)")
-    add("-n", "--iters", type=_at_least(1), metavar="N", help="calls per round (as many as fill 5 ms)")
-    add("-w", "--warmup_iters", type=_at_least(0), default=5, metavar="N", help="calls before timing (5)")
-    add("--rounds", type=_at_least(1), default=7, metavar="N", help="timed rounds; the median counts (7)")
-    add("-c", "--check", type=_at_least(0), default=1, metavar="0|1", help="check results (1)")
+    add("-n", "--iters", type=at_least(1), metavar="N", help="calls per round (as many as fill 5 ms)")
+    add("-w", "--warmup_iters", type=at_least(0), default=5, metavar="N", help="calls before timing (5)")
+    add("--rounds", type=at_least(1), default=7, metavar="N", help="timed rounds; the median counts (7)")
+    add("-c", "--check", type=at_least(0), default=1, metavar="0|1", help="check results (1)")
     add(
         "-a",
         "--average",
@@ -137,8 +99,21 @@ def parser(rank: int = 0) -> argparse.ArgumentParser:
         default=1,
         help="time over ranks: 0 rank 0, 1 avg, 2 min, 3 max (1)",
     )
-    add("-J", "--json", metavar="FILE", help="also write JSON with nccl-tests' field names")
-    add("--peers", type=_list_of(_peer, PEERS), default=[], metavar="gloo,mpi", help="measured beside ours")
+    arguments.add_json(p, "also write JSON with nccl-tests' field names")
+    add(
+        "--api",
+        choices=("communicator", "torch"),
+        default="communicator",
+        help="how ours is called: by a Communicator's methods, or by torch.distributed (communicator)",
+    )
+    arguments.add_backend(p)
+    add(
+        "--peers",
+        type=list_of(_peer),
+        default=[],
+        metavar="gloo,mpi,noop",
+        help="measured beside ours; noop, a backend that does nothing, needs --api torch",
+    )
     add(
         "--algorithm",
         choices=sorted({a for names in ALGORITHMS.values() for a in names}),
@@ -151,15 +126,9 @@ def parser(rank: int = 0) -> argparse.ArgumentParser:
 def _parse(argv: Sequence[str], launch: Launch) -> argparse.Namespace:
     p = parser(launch.rank)
     args = p.parse_args(argv)
-    if args.np is not None and launch.launcher != "none" and args.np != launch.world_size:
-        p.error(f"-np {args.np}, but {launch.launcher} has started {launch.world_size} ranks; leave -np out")
-    if args.np is None and launch.launcher == "none":
-        p.error(
-            "one process alone measures nothing: start it with mpirun -n 2, torchrun or srun, or give -np 2"
-        )
+    world_size = arguments.check_world(p, args, launch)
     if args.minbytes > args.maxbytes:
         p.error(f"-b {args.minbytes} is larger than -e {args.maxbytes}")
-    world_size = args.np or launch.world_size
     if args.root >= world_size:
         p.error(f"-r {args.root}: the ranks are 0 .. {world_size - 1}")
     for collective in args.collective:
@@ -169,14 +138,12 @@ def _parse(argv: Sequence[str], launch: Launch) -> argparse.Namespace:
             p.error(f"{collective}: none of the operators {args.op} is defined on {args.datatype}")
     args.collective = list(dict.fromkeys(args.collective))
     if args.peers == "all":
-        args.peers = list(PEERS)
-    for name in ("json", "plot"):
-        # Not after the sweep, which may have taken an hour.
-        try:
-            if getattr(args, name):
-                Path(getattr(args, name)).parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            p.error(f"--{name}: {error}")
+        args.peers = [name for name in PEERS if name != "noop" or args.api == "torch"]
+    if args.api == "communicator" and "noop" in args.peers:
+        p.error("peer noop shows what torch.distributed itself costs: give --api torch")
+    if args.api == "torch" and args.algorithm:
+        p.error(f"--algorithm {args.algorithm}: torch.distributed has no such argument; leave --api out")
+    arguments.check_files(p, args, ("json", "plot"))
     return args
 
 
@@ -189,40 +156,26 @@ def combinations(collective: str, args: argparse.Namespace, world_size: int) -> 
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the bench; the process's exit status: 1 if any element was wrong, 2 if the run could not start."""
-    if argv and argv[0] == "plot":
+    """Run the bench; the process's exit status: 1 if any result was wrong, 2 if the run could not start."""
+    first = argv[0] if argv else ""
+    if first == "plot":
         return _plot(argv[1:])
     launch = launched()
-    args = _parse(argv, launch)
     try:
-        check_packages(list(DTYPES) if args.datatype == "all" else args.datatype, args.peers, args.plot)
-        if launch.launcher == "none":
-            if "mpi" in args.peers:
-                communicator_source(launch, wants_mpi=True)
-            from collectives.launch import spawn
-
-            return spawn([sys.executable, "-m", "collectives.bench", *argv], args.np)
-        yields = let_mpi_yield(launch.world_size)
-        source = communicator_source(launch, "mpi" in args.peers)
+        if first in SUBJECTS:
+            subject = importlib.import_module(f"collectives.bench.{first}")
+            return int(subject.main(argv, launch))
+        return _sweep(argv, launch)
     except StartError as error:
-        return _cannot_start(error, launch.rank)
-    comm = Communicator(source)
-    try:
-        check_algorithm(comm, args.algorithm)
-        status = _run(comm, args, argv, launch, yields)
-    except StartError as error:  # on all ranks alike
-        status = _cannot_start(error, comm.rank)
-    except BaseException:
-        comm.abort()  # the other ranks would wait for this one
-        raise
-    comm.close()
-    return status
+        return cannot_start(error, launch.rank)
 
 
-def _cannot_start(error: StartError, rank: int) -> int:
-    if rank == 0:
-        print(f"collectives.bench: {error}", file=sys.stderr)
-    return 2
+def _sweep(argv: Sequence[str], launch: Launch) -> int:
+    args = _parse(argv, launch)
+    dtypes = list(DTYPES) if args.datatype == "all" else args.datatype
+    check_packages(dtypes, args.peers, args.plot, "--api torch" if args.api == "torch" else "")
+    run = functools.partial(_run, args=args, argv=argv, launch=launch)
+    return on_ranks(argv, args.np or launch.world_size, launch, run, "mpi" in args.peers)
 
 
 def _plot(argv: Sequence[str]) -> int:
@@ -240,19 +193,39 @@ def _plot(argv: Sequence[str]) -> int:
     except (OSError, ValueError, KeyError) as error:
         p.error(f"cannot draw {args.results}: {error!r}")
     except StartError as error:
-        return _cannot_start(error, 0)
+        return cannot_start(error, 0)
     return 0
 
 
+def _contenders(comm: Communicator, args: argparse.Namespace) -> tuple[list[Contender], Any]:
+    """Ours, then the peers; and the process groups that they hold, if any."""
+    through_torch = args.api == "torch"
+    if not through_torch and "gloo" not in args.peers:
+        return [Ours(comm, args.algorithm), *(Mpi() for _ in args.peers)], None
+    from collectives.bench.process_groups import NOOP, ProcessGroups
+
+    groups = ProcessGroups(comm, args.backend if through_torch else "gloo")
+    found: list[Contender] = [Ours(comm, args.algorithm)]
+    if through_torch:
+        found = [ThroughTorch(args.backend, groups.default)]
+    for name in args.peers:
+        if name == "mpi":
+            found.append(Mpi())
+        else:
+            backend = NOOP if name == "noop" else name
+            found.append(ThroughTorch(name, groups.new(backend), checked=name != "noop"))
+    return found, groups
+
+
 def _run(
-    comm: Communicator, args: argparse.Namespace, argv: Sequence[str], launch: Launch, yields: bool
+    comm: Communicator, yields: bool, args: argparse.Namespace, argv: Sequence[str], launch: Launch
 ) -> int:
-    start_time = time.strftime(TIME_FORMAT)
+    check_algorithm(comm, args.algorithm)
+    start_time = time.strftime(report.TIME_FORMAT)
     say = print if comm.rank == 0 else lambda *text, **options: None
-    ours = Ours(comm, args.algorithm)
-    peers: list[Contender] = [Gloo(comm) if name == "gloo" else Mpi() for name in args.peers]
+    (ours, *peers), groups = _contenders(comm, args)
     ranks = gather_ranks(comm)
-    facts = environment(launch, [ours, *peers])
+    facts = environment(launch, {one.name: one.version for one in (ours, *peers)})
     for line in header(args, facts, ranks, yields):
         say("# " + line)
     options = Options(args.iters, args.warmup_iters, args.rounds, args.check > 0, args.average)
@@ -280,7 +253,7 @@ def _run(
             "config": {**config(args), "devices": ranks},
             "environment": facts,
         }
-        content = report.document(head, rows, args.peers, time.strftime(TIME_FORMAT), loads)
+        content = report.document(head, rows, args.peers, time.strftime(report.TIME_FORMAT), loads)
         if args.json:
             report.write_json(args.json, content)
             print(f"# JSON: {args.json}")
@@ -289,6 +262,6 @@ def _run(
 
             print(f"# picture: {plot_document(content, args.plot)}")
     comm.barrier()  # the others wait for rank 0's files, so that no launcher takes it down early
-    for peer in peers:
-        peer.close()
+    if groups is not None:
+        groups.close()
     return 1 if report.summarize(rows, []).out_of_bounds else 0

@@ -6,12 +6,11 @@ import importlib.metadata
 import os
 import platform
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
-from collectives.bench.peers import Contender
 from collectives.communicator import Communicator
 from collectives.environment import Launch
 from collectives.topology import cpu
@@ -71,12 +70,14 @@ def gather_ranks(comm: Communicator) -> list[dict[str, Any]]:
     return ranks
 
 
-def environment(launch: Launch, contenders: Sequence[Contender]) -> dict[str, Any]:
-    """Host, processor, cores, world and versions: what a reader needs to place the numbers. No variables."""
-    versions = {contender.name: contender.version for contender in contenders}
-    versions |= {"numpy": np.__version__, "python": platform.python_version()}
+def environment(launch: Launch, versions: Mapping[str, str]) -> dict[str, Any]:
+    """Host, processor, cores, world and versions: what a reader needs to place the numbers. No variables.
+
+    `versions` are those of what is measured; NumPy's and Python's are added.
+    """
+    versions = dict(versions) | {"numpy": np.__version__, "python": platform.python_version()}
     for package, peer in (("torch", "gloo"), ("mpi4py", "mpi")):
-        if peer not in versions:  # a peer tells these itself
+        if peer not in versions and package not in versions:  # a peer tells these itself
             try:
                 versions[package] = importlib.metadata.version(package)
             except importlib.metadata.PackageNotFoundError:

@@ -24,13 +24,14 @@ class Contender(Protocol):
 
     name: str
     version: str
+    checked: bool = True  # whether its results are looked at
 
     def bind(self, case: Case) -> Call | None:
         """The call that does `case` on this rank; None if it has no form of it. All ranks decide alike."""
 
-    def close(self) -> None:
-        """Give up what it holds; called by all ranks together."""
-        return
+    def algorithm_of_last_call(self) -> str | None:
+        """The algorithm that the last call took, where that is known."""
+        return None
 
 
 class Ours(Contender):
@@ -56,6 +57,11 @@ class Ours(Contender):
             return None
         return partial(comm.broadcast, case.x, case.root, algorithm=algorithm)
 
+    def algorithm_of_last_call(self) -> str | None:
+        """As the communicator's receipt says."""
+        receipt = self.comm.last_receipt()
+        return None if receipt is None else receipt.algorithm
+
 
 class Memcpy(Contender):
     """Every rank copies as many bytes as the case is large, all at once: what memory can give at best."""
@@ -73,55 +79,46 @@ class Memcpy(Contender):
         return partial(np.copyto, np.empty_like(source), source)
 
 
-class Gloo(Contender):
-    """torch.distributed's gloo over the loopback device, one thread per rank."""
+class ThroughTorch(Contender):
+    """A torch.distributed backend through the functions of `torch.distributed`, one thread per rank.
 
-    name = "gloo"
+    Args:
+        name: in the table.
+        group: the process group.
+        checked: False for one that does not do what it is asked to.
+    """
 
-    def __init__(self, comm: Communicator) -> None:
+    def __init__(self, name: str, group: Any, checked: bool = True) -> None:
         import torch
         import torch.distributed as dist
 
         torch.set_num_threads(1)
-        self.version = f"torch {torch.__version__}"
+        self.name, self.checked, self._group = name, checked, group
+        ours = f"{__version__} through " if name == Ours.name else ""
+        self.version = f"{ours}torch {torch.__version__}"
         self._torch, self._dist = torch, dist
-        port = np.zeros(1, np.int64)
-        store = None
-        if comm.rank == 0:
-            # Port 0: the store keeps the socket that the system chose, so that nobody can take the port in
-            # between.
-            store = dist.TCPStore("127.0.0.1", 0, comm.world_size, is_master=True, wait_for_workers=False)
-            port[0] = store.port
-        comm.broadcast(port, 0)
-        if store is None:
-            store = dist.TCPStore("127.0.0.1", int(port[0]), comm.world_size, is_master=False)
-        dist.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.world_size)
 
     def bind(self, case: Case) -> Call | None:
         """The call on tensors of the same memory; all_reduce and broadcast are in place only."""
-        dist = self._dist
+        dist, group = self._dist, self._group
         op = getattr(dist.ReduceOp, case.op.upper())
-        if case.collective == "all_reduce":
-            return partial(dist.all_reduce, self._tensor(case.x, case), op=op) if case.in_place else None
-        if case.collective == "broadcast":
-            return (
-                partial(dist.broadcast, self._tensor(case.x, case), src=case.root) if case.in_place else None
-            )
-        if case.in_place:
+        if case.in_place != (case.collective in ("all_reduce", "broadcast")):
             return None
         x, out = self._tensor(case.x, case), self._tensor(case.out, case)
+        if case.collective == "all_reduce":
+            return partial(dist.all_reduce, x, op=op, group=group)
+        if case.collective == "broadcast":
+            return partial(dist.broadcast, x, src=case.root, group=group)
         # torch 2.13 renamed these; the old names warn at every call, which costs time.
         if case.collective == "all_gather":
-            return partial(getattr(dist, "all_gather_single", dist.all_gather_into_tensor), out, x)
-        return partial(getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor), out, x, op=op)
+            gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+            return partial(gather, out, x, group=group)
+        scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+        return partial(scatter, out, x, op=op, group=group)
 
     def _tensor(self, array: Array, case: Case) -> Any:
         """The same memory as a tensor, by way of bytes: torch does not know the dtypes of ml_dtypes."""
         return self._torch.from_numpy(array.view(np.uint8)).view(getattr(self._torch, case.dtype))
-
-    def close(self) -> None:
-        """Leave the process group."""
-        self._dist.destroy_process_group()
 
 
 class Mpi(Contender):

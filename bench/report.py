@@ -15,6 +15,7 @@ from collectives.bench.sweep import Measurement, Row
 
 JSON_VERSION = 2  # of nccl-tests' format
 NOT_MEASURED = "N/A"
+TIME_FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 def number(value: float | None, width: int) -> str:
@@ -99,12 +100,17 @@ def table_line(row: Row, peers: Sequence[str]) -> str:
 
 @dataclass
 class PeerSummary:
-    """Ratios of a peer over the rows of one collective in the one form in which they were compared."""
+    """Ratios of a peer over the rows of one collective in the one form in which they were compared.
+
+    `excess_us` is what a call of ours takes beyond the peer's at the smallest size, in microseconds.
+    """
 
     geometric_mean: float
     minimum: float
     minimum_size: int
     wrong: int
+    excess_us: float | None = None
+    excess_size: int | None = None
 
 
 @dataclass
@@ -123,17 +129,21 @@ def summarize(rows: Sequence[Row], peers: Sequence[str]) -> Summary:
     summary = Summary(sum(m.nwrong or 0 for m in measured), statistics.fmean(busbw) if busbw else None)
     for name in peers:
         for form in ("out_of_place", "in_place"):
-            found = []
+            found, excesses = [], []
             for row in rows:
                 measurement = getattr(row, form)
                 peer = measurement.peers.get(name) if measurement is not None else None
                 if peer is not None and peer.ratio is not None:
                     found.append((peer.ratio, row.size, peer.nwrong or 0))
+                    if peer.excess is not None:
+                        excesses.append((row.size, peer.excess * 1e6))
             if found:
                 mean = math.exp(statistics.fmean(math.log(ratio) for ratio, _, _ in found))
                 lowest = min(found)
                 wrong = sum(nwrong for _, _, nwrong in found)
-                summary.peers.setdefault(name, {})[form] = PeerSummary(mean, lowest[0], lowest[1], wrong)
+                size, excess = min(excesses, default=(None, None))
+                part = PeerSummary(mean, lowest[0], lowest[1], wrong, excess, size)
+                summary.peers.setdefault(name, {})[form] = part
     return summary
 
 
@@ -155,23 +165,35 @@ def footer(summary: Summary, peers: Sequence[str], warning: str | None = None) -
             text += f", minimum {ratio_text(peer.minimum)}x at {peer.minimum_size} B"
             text += f", {peer.wrong} WRONG elements" if peer.wrong else ""
             lines.append(f"# {name + ' / ours':<20} : {form.replace('_', '-'):<12} {text}")
+            if name == "noop" and peer.excess_us is not None:
+                text = f"{peer.excess_us:.2f} us at {peer.excess_size} B"
+                lines.append(f"# {'ours - noop':<20} : {form.replace('_', '-'):<12} {text}")
     if warning:
         lines.append(f"# {'WARNING':<20} : {warning}")
     return "\n".join(lines)
+
+
+def _microseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e6
 
 
 def _measurement_json(m: Measurement | None, peers: Sequence[str]) -> dict[str, Any] | None:
     if m is None:
         return None
     result: dict[str, Any] = {
-        "time": None if m.time is None else m.time * 1e6,
+        "time": _microseconds(m.time),
         "alg_bw": m.alg_bw,
         "bus_bw": m.bus_bw,
         "nwrong": m.nwrong,
     }
     if peers:
         result["peers"] = {
-            name: {"time": None if p.time is None else p.time * 1e6, "ratio": p.ratio, "nwrong": p.nwrong}
+            name: {
+                "time": _microseconds(p.time),
+                "ratio": p.ratio,
+                "excess": _microseconds(p.excess),
+                "nwrong": p.nwrong,
+            }
             for name, p in m.peers.items()
         }
     return result
@@ -197,7 +219,7 @@ def row_json(row: Row, peers: Sequence[str]) -> dict[str, Any]:
         "experiment_name": row.collective,
         "algorithm": None if main is None else main.algorithm,
         "peers": compared,
-        "memcpy": None if row.memcpy is None else row.memcpy * 1e6,
+        "memcpy": _microseconds(row.memcpy),
     }
 
 

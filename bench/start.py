@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ class StartError(Exception):
     """The run cannot start as it was asked for; the text says what to do."""
 
 
-def check_packages(dtypes: Sequence[str] = (), peers: Sequence[str] = (), picture: str | None = None) -> None:
+def check_packages(
+    dtypes: Sequence[str] = (), peers: Sequence[str] = (), picture: str | None = None, torch_for: str = ""
+) -> None:
     """See that what a run will import is installed; before it starts, for it may take an hour.
 
     Raises:
@@ -31,11 +34,18 @@ def check_packages(dtypes: Sequence[str] = (), peers: Sequence[str] = (), pictur
     needs = [
         (f"datatype {', '.join(extended)}" if extended else "", "ml_dtypes", "bench"),
         ("peer gloo" if "gloo" in peers else "", "torch", "torch"),
+        (torch_for, "torch", "torch"),
         ("a picture" if picture else "", "matplotlib", "bench"),
     ]
     for what, package, extra in needs:
-        if what and importlib.util.find_spec(package) is None:
-            raise StartError(f"{what} needs {package}: pip install 'peer-collectives[{extra}]'")
+        if what:
+            check_package(what, package, extra)
+
+
+def check_package(what: str, package: str, extra: str) -> None:
+    """See that a package is installed; StartError that names it and its extra, if it is not."""
+    if importlib.util.find_spec(package) is None:
+        raise StartError(f"{what} needs {package}: pip install 'peer-collectives[{extra}]'")
 
 
 def check_algorithm(comm: Communicator, algorithm: str | None) -> None:
@@ -97,3 +107,51 @@ def communicator_source(launch: Launch, wants_mpi: bool) -> Any:
             f"of {world.size}: launcher and library are of different MPIs (MPI4PY_LIBMPI names the library)"
         )
     return world
+
+
+def on_ranks(
+    argv: Sequence[str],
+    world_size: int,
+    launch: Launch,
+    run: Callable[[Communicator, bool], int],
+    wants_mpi: bool = False,
+) -> int:
+    """Call `run` on every rank with a communicator of all ranks; start the ranks where no launcher has.
+
+    Args:
+        argv: the command line, for the ranks that are started here.
+        world_size: how many.
+        run: also gets whether the MPI libraries are told to yield; returns the process's exit status.
+        wants_mpi: whether `run` will use MPI.
+
+    Returns:
+        The exit status.
+
+    Raises:
+        StartError: see communicator_source; also what `run` raises, on every rank alike.
+    """
+    if launch.launcher == "none":
+        if wants_mpi:
+            communicator_source(launch, wants_mpi)
+        from collectives.launch import spawn
+
+        return spawn([sys.executable, "-m", "collectives.bench", *argv], world_size)
+    yields = let_mpi_yield(launch.world_size)
+    comm = Communicator(communicator_source(launch, wants_mpi))
+    try:
+        status = run(comm, yields)
+    except StartError:
+        comm.close()
+        raise
+    except BaseException:
+        comm.abort()  # the other ranks would wait for this one
+        raise
+    comm.close()
+    return status
+
+
+def cannot_start(error: StartError, rank: int) -> int:
+    """Tell once why the run cannot start; returns its exit status."""
+    if rank == 0:
+        print(f"collectives.bench: {error}", file=sys.stderr)
+    return 2

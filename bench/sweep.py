@@ -17,7 +17,7 @@ from time import perf_counter
 import numpy as np
 
 from collectives.bench.cases import REDUCTIONS, Array, Case, Shape, bus_factor, numpy_dtype, shape_of
-from collectives.bench.peers import Call, Contender, Memcpy, Ours
+from collectives.bench.peers import Call, Contender, Memcpy
 from collectives.bench.verify import Verifier
 from collectives.communicator import Communicator
 
@@ -47,11 +47,15 @@ class Options:
 
 @dataclass
 class PeerResult:
-    """A peer beside ours: seconds per call, peer's time over ours, wrong elements (None: not measured)."""
+    """A peer beside ours: seconds per call, peer's time over ours, wrong elements (None: not measured).
+
+    `excess` is what a call of ours takes beyond the peer's, in seconds, the median over rounds.
+    """
 
     time: float | None = None
     ratio: float | None = None
     nwrong: int | None = None
+    excess: float | None = None
 
 
 @dataclass
@@ -109,7 +113,8 @@ class Sweep:
     """Measures rows on one communicator; every rank makes the same calls.
 
     Args:
-        comm: the communicator under test; it also carries the few words that ranks exchange about a run.
+        comm: carries the few words that ranks exchange about a run.
+        ours: the contender under test.
         peers: other contenders, in the order of the table.
         maximum_bytes: the largest size that will be asked for; buffers are allocated once.
         progress: called with a few words before each lengthy step.
@@ -118,7 +123,7 @@ class Sweep:
     def __init__(
         self,
         comm: Communicator,
-        ours: Ours,
+        ours: Contender,
         peers: Sequence[Contender],
         options: Options,
         maximum_bytes: int,
@@ -191,8 +196,9 @@ class Sweep:
             if peer in calls:
                 result.peers[peer.name].time = medians[peer]
                 if self.ours in calls:
-                    pairs = zip(times[peer], times[self.ours], strict=True)
+                    pairs = list(zip(times[peer], times[self.ours], strict=True))
                     result.peers[peer.name].ratio = statistics.median(theirs / own for theirs, own in pairs)
+                    result.peers[peer.name].excess = statistics.median(own - theirs for theirs, own in pairs)
         return result
 
     def _try(self, contender: Contender, case: Case) -> tuple[Call | None, int | None, str | None]:
@@ -213,12 +219,11 @@ class Sweep:
             call()
         except refusals:
             failed = True
-        receipt = self.comm.last_receipt()
-        if contender is self.ours and receipt is not None:
-            algorithm = receipt.algorithm
+        if contender is self.ours:
+            algorithm = contender.algorithm_of_last_call()
         if self._gather(float(failed)).any():
             return None, None, None
-        if self.options.check:
+        if self.options.check and contender.checked:
             wrong = self._total(verifier.wrong())
         return call, wrong, algorithm
 

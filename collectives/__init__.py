@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
         ".venv/bin/python, or leave this folder if collectives is installed"
     ) from None
 
-from collectives import environment
+from collectives import environment, flight_record, torch_backend
 from collectives.communicator import Communicator
 from collectives.errors import (
     AbortedError,
@@ -31,6 +31,7 @@ from collectives.errors import (
     RefusedError,
 )
 from collectives.plan import Plan, Receipt
+from collectives.symmetric import empty
 
 __version__ = "0.1.0"
 
@@ -46,7 +47,10 @@ __all__ = [
     "Receipt",
     "RefusedError",
     "__version__",
+    "empty",
 ]
 
 environment.configure_logging()
 environment.warn_unknown()
+flight_record.install_handler()
+torch_backend.register()

@@ -7,7 +7,7 @@ import threading
 from types import TracebackType
 from typing import Any
 
-from collectives import _native, environment
+from collectives import _native, environment, flight_record
 from collectives.plan import Plan, Receipt
 from collectives.rendezvous import rendezvous
 from collectives.topology import cpu
@@ -33,7 +33,8 @@ class Communicator(_native.Communicator):
             for the environment that mpirun, torchrun, srun or ``python -m collectives.launch`` set (a world
             of one without any). All ranks construct their communicators from one source in the same order.
         timeout: seconds after which a call, or this construction, gives up on ranks that have not arrived.
-            None takes COLLECTIVES_TIMEOUT, which is 600 where it is not set.
+            None takes COLLECTIVES_TIMEOUT, which is 600 where it is not set. ``set_timeout()`` changes it, and
+            every collective takes a ``timeout=`` of its own.
 
     Every collective takes NumPy arrays (also of ml_dtypes' bfloat16, float8_e4m3fn and float8_e5m2), torch
     CPU tensors and any object with ``__dlpack__``, of any shape, strides and alignment. It blocks until the
@@ -56,13 +57,19 @@ class Communicator(_native.Communicator):
         meeting = rendezvous(source)
         super().__init__(meeting.rank, meeting.world_size, timeout, _last_level_cache())
         self._source = meeting.source
-        self.connect(meeting.exchange(self.announcement, timeout))
+        here = flight_record.launch_rank()
+        met = meeting.exchange(self.announcement + here, timeout)
+        announcements = [blob[: -len(here)] for blob in met]
+        self.connect(announcements)
+        ranks = flight_record.job_ranks([blob[-len(here) :] for blob in met])
+        flight_record.register(self, self.rank, announcements, ranks=ranks)
 
     def explain(self, collective: str, nbytes: int, dtype: str = "float32") -> Plan:
         """The plan for a call, with its reason.
 
         Args:
-            collective: ``"all_reduce"``, ``"all_gather"``, ``"reduce_scatter"``, ``"broadcast"`` or
+            collective: ``"all_reduce"``, ``"reduce"``, ``"all_gather"``, ``"gather"``, ``"reduce_scatter"``,
+                ``"scatter"``, ``"all_to_all"``, ``"all_to_all_v"`` (with counts), ``"broadcast"`` or
                 ``"barrier"``.
             nbytes: bytes of the call's larger side (all_gather: the output, reduce_scatter: the input).
             dtype: element type by name.
@@ -86,6 +93,26 @@ class Communicator(_native.Communicator):
         """What the last successful call on this rank did; None before the first."""
         receipt = self._last_receipt()
         return None if receipt is None else Receipt(order="rank", **receipt)
+
+    def flight_record(self, rank: int | None = None) -> list[flight_record.Record]:
+        """The last calls of a rank, oldest first, as that rank recorded them in shared memory.
+
+        Readable at any time, from any thread, and also when the rank is stuck or dead.
+
+        Args:
+            rank: which rank; None for this one.
+
+        Returns:
+            Up to 64 calls, then up to 64 messages between two ranks; nothing once all ranks have closed.
+
+        Raises:
+            ValueError: there is no such rank.
+        """
+        if rank is None:
+            rank = self.rank
+        if not 0 <= rank < self.world_size:
+            raise ValueError(f"rank {rank!r} is no rank: 0 to {self.world_size - 1}")
+        return flight_record.decode(_native.flight_record(self, rank), rank)
 
     def __enter__(self) -> Communicator:
         return self

@@ -29,6 +29,12 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _prefix(text: str) -> str:
+    if text[-1].isdigit():
+        raise ValueError(text)
+    return text
+
+
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"):
         raise ValueError(text)
@@ -62,6 +68,13 @@ VARIABLES = {
             None,
             'Prints what the logger "collectives" has to say to stderr, from this level on.',
             _level,
+        ),
+        Variable(
+            "DUMP",
+            "a path that does not end in a digit: a rank is put behind it",
+            None,
+            "Where flight records are written when a communicator breaks, and at SIGUSR2.",
+            _prefix,
         ),
     )
 }

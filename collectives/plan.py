@@ -14,12 +14,14 @@ class Plan:
 
     Attributes:
         collective: such as ``"all_reduce"``.
-        nbytes: bytes of the call's larger side (all_gather: the output, reduce_scatter: the input).
+        nbytes: bytes of the call's larger side (all_gather and gather: the output, reduce_scatter and scatter:
+            the input).
         dtype: element type.
         world_size: number of ranks.
         algorithm: ``"inline"``, ``"one_shot"``, ``"two_shot"`` or ``"direct"``.
         chunk_bytes: bytes that one exchange of flags moves for each rank.
-        chunks: number of such chunks, pipelined through two slots.
+        chunks: number of such chunks, pipelined through two slots. all_to_all_v: 1, since only the call itself
+            tells the largest part.
         order: order level of the result; ``"rank"`` is ((x0 + x1) + x2) + ... with one rounding at the end.
         reason: why this algorithm.
     """
@@ -47,13 +49,14 @@ class Receipt:
     """What one call really did on this rank.
 
     Attributes:
-        collective: such as ``"all_reduce"``.
+        collective: such as ``"all_reduce"``; ``"all_to_all_v"`` for an all_to_all with counts.
         epoch: number of the call in this communicator, from 1; refused calls count.
         algorithm: the algorithm that ran.
         op: operator, or None where nothing is reduced.
         dtype: element type, or None for a barrier.
-        count: elements that each rank put in (reduce_scatter: that each rank got out).
-        nbytes: bytes of the call's larger side.
+        count: elements that each rank put in (reduce_scatter and scatter: that each rank got out; all_to_all:
+            that each rank put in for each other; all_to_all_v: that this rank put in).
+        nbytes: bytes of the call's larger side (all_to_all_v: of the larger side on this rank).
         chunks: exchanges of data.
         order: order level of the result.
         staged_bytes: bytes that this rank wrote into shared staging memory; 0 where nothing is staged.

@@ -1,8 +1,9 @@
 """What the collectives must return, bit for bit: a reference in NumPy that shares nothing with the library.
 
 Floating sums, averages and products accumulate in rank order in fp32 (fp64 for fp64) and are rounded once at
-the end; integers wrap in their own type; an average of integers accumulates in 64 bits and truncates toward
-zero.
+the end; premul_sum multiplies each rank's input by its factor, rounded to the accumulator's type, before it
+adds; complex numbers are pairs of reals; integers wrap in their own type; an average of integers accumulates in
+64 bits and truncates toward zero.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ import numpy as np
 FLOATS = ("float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 COMPLEX = ("complex64", "complex128")
-REDUCIBLE = (*FLOATS, *INTEGERS, "bool")
-DTYPES = (*REDUCIBLE, *COMPLEX)
+DTYPES = (*FLOATS, *INTEGERS, "bool", *COMPLEX)
 OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 Array = np.ndarray[Any, Any]
@@ -30,31 +30,37 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 def operators(dtype: str) -> tuple[str, ...]:
     if dtype in COMPLEX:
-        return ()
+        return ("sum", "avg", "premul_sum")
     if dtype == "bool":
         return tuple(op for op in OPS if op != "avg")
-    return OPS if dtype in INTEGERS else OPS[:5]
+    return OPS if dtype in INTEGERS else (*OPS[:5], "premul_sum")
 
 
-def reduce(rows: Sequence[Array], op: str) -> Array:
-    """The rank-order reduction of one array per rank."""
+def reduce(rows: Sequence[Array], op: str, factors: Sequence[float] = ()) -> Array:
+    """The rank-order reduction of one array per rank; `factors` are those of premul_sum."""
     dtype = rows[0].dtype
+    if dtype.kind == "c":
+        part = np.float32 if dtype == np.complex64 else np.float64
+        return reduce([np.ascontiguousarray(row).view(part) for row in rows], op, factors).view(dtype)
     with np.errstate(all="ignore"):
         if dtype == np.bool_:
             return _reduce_bools(rows, op)
         if dtype.kind in "iu":
             return _reduce_integers(rows, op)
         wide = np.float64 if dtype == np.float64 else np.float32
-        total = rows[0].astype(wide)
-        for row in rows[1:]:
-            total = _combine(total, row.astype(wide), op)
+        terms = [row.astype(wide) for row in rows]
+        if op == "premul_sum":
+            terms = [term * wide(factor) for term, factor in zip(terms, factors, strict=True)]
+        total = terms[0]
+        for term in terms[1:]:
+            total = _combine(total, term, op)
         if op == "avg":
             total = total / wide(len(rows))
         return round_to(total, dtype)
 
 
 def _combine(total: Array, row: Array, op: str) -> Array:
-    if op in ("sum", "avg"):
+    if op in ("sum", "avg", "premul_sum"):
         return total + row
     if op == "product":
         return total * row
@@ -122,6 +128,9 @@ def difference(got: Array, want: Array) -> str:
         return f"got {got.dtype}{got.shape}, want {want.dtype}{want.shape}"
     if got.tobytes() == want.tobytes():
         return ""
+    if got.dtype.kind == "c":
+        part = np.float32 if got.dtype == np.complex64 else np.float64
+        got, want = np.ascontiguousarray(got).view(part), np.ascontiguousarray(want).view(part)
     size = got.dtype.itemsize
     differ = (_bits(got) != _bits(want)).reshape(-1, size).any(axis=1)
     if not differ.any():

@@ -122,7 +122,7 @@ def test_large_strided_tensor(pools: Any) -> None:
 
 def scalars(comm: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for op in oracle.operators("float32"):
+    for op in oracle.OPS[:5]:
         x = np.array(comm.rank + 1.5, np.float32)
         assert comm.all_reduce(x, op=op) is x and x.shape == ()
         found[op] = x.item()
@@ -138,7 +138,7 @@ def scalars(comm: Any) -> dict[str, Any]:
 def test_zero_dimensional_arrays_and_tiny_counts(pool: Pool) -> None:
     rows = [np.array([rank + 1.5], np.float32) for rank in range(pool.world)]
     for found in pool.run(scalars):
-        for op in oracle.operators("float32"):
+        for op in oracle.OPS[:5]:
             assert found[op] == oracle.reduce(rows, op)[0]
         assert found["all_gather"].shape == (pool.world,) and found["all_gather"].dtype == np.int32
         assert found["all_gather"].tolist() == list(range(pool.world))

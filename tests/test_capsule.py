@@ -10,7 +10,9 @@ import pytest
 
 OK, BAD_ARGUMENT, MISMATCHED, REFUSED, ABORTED = 0, 1, 2, 3, 6
 ALL_REDUCE, BROADCAST, SUM, MAX, FLOAT32, AUTOMATIC = 0, 3, 0, 3, 0, 0
+TIMED_OUT, ALL_TO_ALL_V, DELEGATED, PREMUL_SUM = 5, 9, 10, 8
 Interrupted = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+Done = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
 
 
 class Call(ctypes.Structure):
@@ -23,6 +25,23 @@ class Call(ctypes.Structure):
         ("op", ctypes.c_uint8),
         ("dtype", ctypes.c_uint8),
         ("algorithm", ctypes.c_uint8),
+        ("timeout", ctypes.c_double),
+        ("factor", ctypes.c_double),
+        ("send_counts", ctypes.POINTER(ctypes.c_uint64)),
+        ("recv_counts", ctypes.POINTER(ctypes.c_uint64)),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("dims", ctypes.c_uint32),
+    ]
+
+
+class Message(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("count", ctypes.c_uint64),
+        ("timeout", ctypes.c_double),
+        ("peer", ctypes.c_int32),
+        ("tag", ctypes.c_uint32),
+        ("dtype", ctypes.c_uint8),
     ]
 
 
@@ -58,6 +77,24 @@ class Table(ctypes.Structure):
                 ctypes.c_size_t,
             ),
         ),
+        ("set_timeout", function(None, ctypes.c_void_p, ctypes.c_double)),
+        ("epoch", function(ctypes.c_uint64, ctypes.c_void_p)),
+        ("send", function(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Message))),
+        ("recv", function(ctypes.c_int, ctypes.c_void_p, ctypes.POINTER(Message))),
+        (
+            "post_send",
+            function(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(Message), Done, ctypes.c_void_p),
+        ),
+        (
+            "post_recv",
+            function(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(Message), Done, ctypes.c_void_p),
+        ),
+        ("wait", function(ctypes.c_int, ctypes.c_void_p, ctypes.c_double)),
+        ("finished", function(ctypes.c_int, ctypes.c_void_p)),
+        ("source", function(ctypes.c_int32, ctypes.c_void_p)),
+        ("release", function(None, ctypes.c_void_p)),
+        ("allocate", function(ctypes.c_void_p, ctypes.c_size_t)),
+        ("give_back", function(None, ctypes.c_void_p)),
     ]
 
 
@@ -114,7 +151,7 @@ def life_of_a_communicator(comm: Any) -> None:
         x = np.full(count, rank + 1, np.float32)
         assert run(functions, handle, x) == OK
         assert (x == world * (world + 1) // 2).all()
-    assert functions.healthy(handle) == 2
+    assert functions.healthy(handle) == 1
 
     x = np.zeros(8, np.float32)
     assert run(functions, handle, x, MAX if rank == 0 else SUM) == MISMATCHED
@@ -129,6 +166,8 @@ def life_of_a_communicator(comm: Any) -> None:
         assert "no such thing" in text and culprits == [1], (text, culprits)
     assert run(functions, handle, x, op=200) == BAD_ARGUMENT
     assert run(functions, handle, x) == OK
+    assert functions.epoch(handle) == 7
+    calls_with_options(functions, handle, comm)
 
     comm.barrier()
     if rank == 0:
@@ -137,6 +176,37 @@ def life_of_a_communicator(comm: Any) -> None:
     assert run(functions, handle, x) == ABORTED and functions.healthy(handle) == 0
     functions.close(handle)
     functions.destroy(handle)
+
+
+def calls_with_options(functions: Table, handle: int, comm: Any) -> None:
+    """A factor, counts of a rank's own, a call that only agrees, and a timeout that is no number of seconds."""
+    rank, world = comm.rank, comm.world_size
+    x = np.full(100, rank + 1, np.float32)
+    address = x.ctypes.data
+    scaled = Call(address, address, 100, 0, ALL_REDUCE, PREMUL_SUM, FLOAT32, AUTOMATIC, 0.0, 0.5)
+    assert functions.run(handle, ctypes.byref(scaled)) == OK, last_error(functions)
+    assert (x == world * (world + 1) / 4).all()
+
+    # Rank r sends p + 1 elements to rank p.
+    Counts = ctypes.c_uint64 * world
+    sent = np.full(world * (world + 1) // 2, rank, np.float32)
+    got = np.zeros(world * (rank + 1), np.float32)
+    exchange = Call(sent.ctypes.data, got.ctypes.data, 0, 0, ALL_TO_ALL_V, SUM, FLOAT32, AUTOMATIC)
+    exchange.send_counts, exchange.recv_counts = Counts(*range(1, world + 1)), Counts(*[rank + 1] * world)
+    assert functions.run(handle, ctypes.byref(exchange)) == OK, last_error(functions)
+    assert got.tolist() == [peer for peer in range(world) for _ in range(rank + 1)]
+
+    exchange.send_counts = None
+    assert functions.run(handle, ctypes.byref(exchange)) == BAD_ARGUMENT
+    agree = Call(None, None, 9, 0, DELEGATED, SUM, FLOAT32, AUTOMATIC)
+    assert functions.run(handle, ctypes.byref(agree)) == OK
+    agree.timeout = -1.0
+    assert functions.run(handle, ctypes.byref(agree)) == BAD_ARGUMENT
+    assert "timeout" in last_error(functions)[0]
+    functions.set_timeout(handle, 30.0)
+    agree.timeout, agree.count = 0.0, rank
+    assert functions.run(handle, ctypes.byref(agree)) == MISMATCHED
+    assert "delegated" in last_error(functions)[0]
 
 
 @pytest.mark.parametrize("world", [2, 3])

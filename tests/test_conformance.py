@@ -12,7 +12,7 @@ import inputs
 import numpy as np
 import oracle
 import pytest
-from cases import ALGORITHMS, COLLECTIVES, Case
+from cases import ALGORITHMS, COLLECTIVES, MOVES, REDUCTIONS, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Pool
@@ -46,18 +46,16 @@ def edge_counts(dtype: str) -> list[int]:
     return sorted({0, 1, 2, 3, 5, 7, *(nbytes // size for nbytes in EDGE_BYTES)})
 
 
-@pytest.mark.parametrize("dtype", oracle.REDUCIBLE)
-@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize("dtype", oracle.DTYPES)
+@pytest.mark.parametrize("collective", REDUCTIONS)
 def test_every_operator_and_algorithm(pool: Pool, collective: str, dtype: str) -> None:
     rng = random.Random(f"{collective} {dtype} {pool.world}")
     todo = []
     for op, algorithm in itertools.product(oracle.operators(dtype), (None, *ALGORITHMS[collective])):
-        scale = pool.world if collective == "reduce_scatter" else 1
         counts = [
             count
             for count in edge_counts(dtype)
-            if algorithm != "inline"
-            or count * scale * oracle.numpy_dtype(dtype).itemsize <= cases.INLINE_BYTES
+            if algorithm is None or algorithm in Case(collective, dtype, count, op).algorithms(pool.world)
         ]
         for count in rng.sample(counts, min(5, len(counts))):
             todo.append(_case(rng, collective, dtype, count, op, algorithm, pool.world))
@@ -65,15 +63,14 @@ def test_every_operator_and_algorithm(pool: Pool, collective: str, dtype: str) -
 
 
 @pytest.mark.parametrize("dtype", oracle.DTYPES)
-@pytest.mark.parametrize("collective", ["all_gather", "broadcast"])
+@pytest.mark.parametrize("collective", MOVES)
 def test_every_dtype_moves(pool: Pool, collective: str, dtype: str) -> None:
     rng = random.Random(f"{collective} {dtype} {pool.world}")
-    size = oracle.numpy_dtype(dtype).itemsize
     todo = [
         _case(rng, collective, dtype, count, "sum", algorithm, pool.world)
         for algorithm in (None, *ALGORITHMS[collective])
         for count in rng.sample(edge_counts(dtype), 6)
-        if algorithm != "inline" or count * size <= cases.INLINE_BYTES
+        if algorithm is None or algorithm in Case(collective, dtype, count).algorithms(pool.world)
     ]
     cases.check(todo, pool.world, pool.run(cases.perform_all, todo))
 
@@ -97,8 +94,8 @@ def _case(
 
 @st.composite
 def drawn_case(draw: st.DrawFn, collective: str, world: int, chunk: int) -> Case:
-    moves = collective in ("all_gather", "broadcast")
-    dtype = draw(st.sampled_from(oracle.DTYPES if moves else oracle.REDUCIBLE))
+    moves = collective in MOVES
+    dtype = draw(st.sampled_from(oracle.DTYPES))
     size = oracle.numpy_dtype(dtype).itemsize
     edges = [n * chunk * k + d * size for n in (1, 2, 3, 8) for k in (1, world) for d in (-1, 0, 1)]
     nbytes = st.one_of(
@@ -111,7 +108,7 @@ def drawn_case(draw: st.DrawFn, collective: str, world: int, chunk: int) -> Case
     case = Case(  # of the larger side, so that no case moves more than the others
         collective=collective,
         dtype=dtype,
-        count=count // world if collective in ("all_gather", "reduce_scatter") else count,
+        count=count // world if collective not in ("all_reduce", "reduce", "broadcast") else count,
         op="sum" if moves else draw(st.sampled_from(oracle.operators(dtype))),
         in_place=draw(st.booleans()),
         offset=draw(st.integers(0, 64)),
@@ -119,7 +116,7 @@ def drawn_case(draw: st.DrawFn, collective: str, world: int, chunk: int) -> Case
         root=draw(st.integers(0, world - 1)),
         seed=draw(st.integers(0, 1 << 30)),
     )
-    algorithm = draw(st.sampled_from((None, *cases.forcible(collective, case.payload(world)))))
+    algorithm = draw(st.sampled_from((None, *case.algorithms(world))))
     return Case(**{**case.__dict__, "algorithm": algorithm})
 
 
@@ -133,6 +130,19 @@ def test_drawn_counts_and_offsets(pool: Pool, collective: str) -> None:
         cases.check(todo, pool.world, pool.run(cases.perform_all, todo))
 
     holds()
+
+
+@pytest.mark.parametrize("collective", ["reduce", "gather", "scatter", "all_to_all", "all_to_all_v"])
+def test_parts_larger_than_a_slot(pool: Pool, collective: str) -> None:
+    counts = (300_007, 65_536) if pool.world < 5 else (70_001,)
+    todo = [
+        Case(collective, "float32", count, "sum", algorithm, in_place, root=count % pool.world, seed=count)
+        for count in counts
+        for in_place in (False, True)
+        for algorithm in ALGORITHMS[collective]
+        if algorithm != "inline"
+    ]
+    cases.check(todo, pool.world, pool.run(cases.perform_all, todo, limit=120))
 
 
 @pytest.mark.parametrize("algorithm", ["one_shot", "two_shot", None])
@@ -233,13 +243,13 @@ def explain_everything(comm: Any) -> list[str]:
     gaps = []
     for collective, dtype in itertools.product(COLLECTIVES, ("float32", "bfloat16", "int8")):
         for nbytes in sorted({max(0, 2**k + d) for k in range(35) for d in (-1, 0, 1)} | {39, 40, 41}):
-            sharded = collective in ("all_gather", "reduce_scatter")
+            sharded = collective in (*cases.PARTS_IN, *cases.PARTS_OUT)
             nbytes -= nbytes % (oracle.numpy_dtype(dtype).itemsize * (comm.world_size if sharded else 1))
             plan = comm.explain(collective, nbytes, dtype)
             valid = plan.algorithm in ALGORITHMS[collective] and plan.order == "rank"
             if not (valid and plan.reason and str(plan)):
                 gaps.append(str(plan))
-            payload = nbytes // comm.world_size if collective == "all_gather" else nbytes
+            payload = nbytes // comm.world_size if collective in ("all_gather", "gather") else nbytes
             if plan.algorithm == "inline" and payload > cases.INLINE_BYTES:
                 gaps.append(str(plan))
     return gaps

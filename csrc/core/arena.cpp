@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <cerrno>
@@ -28,6 +29,19 @@ Mapping::Mapping(int fd, size_t offset, size_t bytes) : bytes_(bytes) {
 }
 
 Mapping::~Mapping() { munmap(data_, bytes_); }
+
+std::shared_ptr<Window> Window::open(int fd, Of whose) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur != RLIM_INFINITY) return nullptr;
+  const int protection = whose == Of::self ? PROT_READ | PROT_WRITE : PROT_READ;
+  void* at = mmap(nullptr, kWindowBytes, protection, MAP_SHARED | MAP_NORESERVE, fd, 0);
+  if (at == MAP_FAILED) return nullptr;
+  madvise(at, kWindowBytes, MADV_DONTDUMP);  // a core file would walk through all of it
+  if (whose == Of::peer) madvise(at, kWindowBytes, MADV_DONTFORK);
+  return std::shared_ptr<Window>(new Window(static_cast<char*>(at)));
+}
+
+Window::~Window() { munmap(data_, kWindowBytes); }
 
 Arena::Arena() : file_(memfd_create("collectives", MFD_CLOEXEC | MFD_ALLOW_SEALING)) {
   if (!file_) throw std::system_error(errno, std::generic_category(), "memfd_create");

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 
 #include "core/file.h"
 
@@ -24,6 +25,31 @@ class Mapping {
  private:
   char* data_;
   size_t bytes_;
+};
+
+// The most of one process's memory that another one reads in place.
+inline constexpr size_t kWindowBytes = size_t{64} << 30;
+
+// Address space for a whole memfd however far it grows: what lies beyond its end becomes valid as it grows,
+// so that a peer's memory is mapped once. Costs no memory but for page tables of what is touched.
+class Window {
+ public:
+  enum class Of : uint8_t {
+    self,  // read and written; forked children inherit it, since the program's own arrays lie in it
+    peer,  // read only, and not inherited
+  };
+  // Null where the kernel refuses, and where the address space of this process is limited (RLIMIT_AS): a
+  // window would leave nothing of it for the program.
+  static std::shared_ptr<Window> open(int fd, Of whose);
+  ~Window();
+  Window(const Window&) = delete;
+  Window& operator=(const Window&) = delete;
+
+  char* data() const { return data_; }
+
+ private:
+  explicit Window(char* data) : data_(data) {}
+  char* data_;
 };
 
 // A memfd that grows: anonymous, so that nothing is ever in /dev/shm and a killed job leaves nothing behind.

@@ -38,8 +38,9 @@ std::string describe(const Descriptor& d) {
   if (d.collective == Collective::barrier) return "barrier()";
   std::string text = std::string(name(d.collective)) + "(";
   if (reduces(d.collective)) text += std::string(name(d.op)) + ", ";
-  text +=
-      std::string(name(d.dtype)) + ", " + std::to_string(d.count) + (d.count == 1 ? " element" : " elements");
+  text += name(d.dtype);
+  if (d.collective != Collective::all_to_all_v)
+    text += ", " + std::to_string(d.count) + (d.count == 1 ? " element" : " elements");
   if (rooted(d.collective)) text += ", root " + std::to_string(d.root);
   if (d.algorithm != Algorithm::automatic) text += std::string(", algorithm ") + name(d.algorithm);
   return text + ")";

@@ -6,8 +6,10 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "core/arena.h"
 #include "core/file.h"
 
 namespace collectives {
@@ -18,8 +20,9 @@ using Secret = std::array<unsigned char, 16>;     // random; known only through 
 struct Link {
   pid_t pid = 0;
   File socket;
-  File memory;  // the peer's memfd
-  File pidfd;   // empty where the peer lives in a pid namespace that we cannot see
+  File memory;                     // the peer's memfd
+  File pidfd;                      // empty where the peer lives in a pid namespace that we cannot see
+  std::shared_ptr<Window> window;  // on the peer's memory, opened when first wanted
 };
 
 // A listening abstract Unix socket: leaves no file behind, and does not cross network namespaces (a path

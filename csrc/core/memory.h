@@ -32,6 +32,16 @@ struct RealMemory {
     flag.store(value, std::memory_order_seq_cst);
     if (sleepers.load(std::memory_order_seq_cst) != 0) wake(flag);
   }
+  // The same for a reader that waits for several flags at once, and so sleeps on one bell for all of them.
+  static void publish(Word& flag, uint32_t value, const Word& sleepers, Word& bell) {
+    flag.store(value, std::memory_order_seq_cst);
+    if (sleepers.load(std::memory_order_seq_cst) != 0) ring(bell);
+  }
+  // A bell has many writers. Whoever has read it before the ring does not fall asleep on it after.
+  static void ring(Word& bell) {
+    bell.fetch_add(1, std::memory_order_seq_cst);
+    wake(bell);
+  }
 
   // Waits until this core's earlier stores are out.
   static void drain() {
@@ -65,11 +75,12 @@ struct RealMemory {
   // Copies from the private memory of another process (of this one where pid is 0) without staging; false
   // where the kernel refuses or the process is gone.
   static bool pull(pid_t pid, void* to, uint64_t from, size_t bytes);
-  // Sources may be shared or private; `shared_copy` (may be null) is shared.
+  // Sources may be shared or private, `to` as well; `shared_copy` (may be null) is shared. `factors`:
+  // private.
   template <class Function>
   static void reduce(Function function, void* to, void* shared_copy, const void* const* sources, int count,
-                     size_t elements) {
-    function(to, shared_copy, sources, count, elements);
+                     size_t elements, const double* factors) {
+    function(to, shared_copy, sources, count, elements, factors);
   }
 };
 

@@ -54,6 +54,16 @@ std::shared_ptr<Process> Process::current() {
   return *instance;
 }
 
+void Process::give_back(void* memory) noexcept {
+  std::shared_ptr<Process> process;
+  {
+    std::lock_guard lock(instance_mutex);
+    if (instance == nullptr) return;
+    process = *instance;
+  }
+  process->heap().give_back(memory);
+}
+
 Process::Process() {
   fill_random(identity_.id);
   fill_random(identity_.secret);
@@ -199,11 +209,21 @@ std::shared_ptr<Link> Process::link(const Announcement& peer) {
   return peer.process == identity_.id ? nullptr : links_.at(peer.process);
 }
 
+char* Process::window(Link& link) {
+  std::lock_guard lock(mutex_);
+  if (!link.window) link.window = Window::open(link.memory.get(), Window::Of::peer);
+  return link.window ? link.window->data() : nullptr;
+}
+
 void Process::abandon() {
   forked_.store(true, std::memory_order_relaxed);
   listener_.reset();
   arena_.close();
-  for (auto& [_, link] : links_) *link = {};
+  for (auto& [_, link] : links_) {
+    // Windows are not in the child; something else may lie at their addresses by now.
+    new std::shared_ptr<Window>(std::move(link->window));
+    *link = {};
+  }
 }
 
 }  // namespace collectives

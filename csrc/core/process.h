@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/arena.h"
+#include "core/heap.h"
 #include "core/link.h"
 
 namespace collectives {
@@ -37,6 +38,9 @@ class Process {
  public:
   // The process's only instance, made when first asked for, and again in a forked child.
   static std::shared_ptr<Process> current();
+  // To its heap, from any thread and at any time: memory that is not its own, such as the parent's in a forked
+  // child, stays as it is.
+  static void give_back(void* memory) noexcept;
 
   Process();
   const Identity& identity() const { return identity_; }
@@ -60,6 +64,11 @@ class Process {
   // The link to a met process; null for this very process.
   std::shared_ptr<Link> link(const Announcement& peer);
 
+  // Memory of this process that its peers can read in place.
+  Heap& heap() { return heap_; }
+  // Where the memory of the linked process begins, offset 0 of its arena; null where it cannot be mapped.
+  char* window(Link& link);
+
   // Work that waits until peers have let go of memory; tried now and at every allocation. Returns true when
   // done.
   void retire(std::function<bool()> finish);
@@ -80,6 +89,7 @@ class Process {
   std::mutex meeting_;  // one thread at a time meets; whoever is inside serves every peer that knocks
   std::mutex mutex_;    // guards what follows
   Arena arena_;
+  Heap heap_{arena_, mutex_};
   std::map<size_t, std::weak_ptr<Mapping>> own_;  // by offset
   uint32_t slices_ = 0;
   std::map<ProcessId, std::shared_ptr<Link>> links_;  // communicators share them

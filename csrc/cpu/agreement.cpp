@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace collectives {
@@ -39,6 +40,31 @@ Failure disagreement(const std::vector<Said>& said, const Descriptor& mine, uint
   }
   std::sort(culprits.begin(), culprits.end());
   return Failure(Cause::mismatched, name(mine.collective), epoch, culprits, text + kHarmless);
+}
+
+std::optional<Failure> parts_disagreement(const std::vector<uint64_t>& counts, const Descriptor& mine,
+                                          uint64_t epoch) {
+  constexpr size_t kNamed = 4;  // pairs; where all are wrong, a list of all would hide what is wrong
+  size_t world = 1;
+  while (2 * world * world < counts.size()) ++world;
+  std::string text;
+  std::set<int> culprits;
+  size_t wrong = 0;
+  for (size_t from = 0; from < world; ++from)
+    for (size_t to = 0; to < world; ++to) {
+      const uint64_t sent = counts[2 * from * world + to], expected = counts[(2 * to + 1) * world + from];
+      if (sent == expected) continue;
+      culprits.insert({static_cast<int>(from), static_cast<int>(to)});
+      if (++wrong > kNamed) continue;
+      text += (wrong > 1 ? "; rank " : "rank ") + std::to_string(from) + " sends " + std::to_string(sent) +
+              (sent == 1 ? " element" : " elements") + " to rank " + std::to_string(to) + ", which expects " +
+              std::to_string(expected);
+    }
+  if (wrong == 0) return std::nullopt;
+  if (wrong > kNamed) text += "; and " + std::to_string(wrong - kNamed) + " more pairs";
+  return Failure(Cause::mismatched, name(mine.collective), epoch, {culprits.begin(), culprits.end()},
+                 std::string(name(mine.collective)) + " (call " + std::to_string(epoch) +
+                     "): the ranks do not agree on their parts: " + text + kHarmless);
 }
 
 }  // namespace collectives

@@ -1,6 +1,7 @@
 // What to tell the users of ranks that do not agree on a call.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,5 +20,11 @@ struct Said {
 // alike, so that all raise the same. The culprits are the ranks that refused or, where none did, those
 // outside a clear majority.
 Failure disagreement(const std::vector<Said>& said, const Descriptor& mine, uint64_t epoch);
+
+// The same for all_to_all_v, where the ranks must agree on the size of each part. counts[(2 * r + 0) * world
+// + p] is what rank r sends to rank p, counts[(2 * r + 1) * world + p] what it expects from it. Nothing where
+// all agree. The culprits are both ranks of every such pair: nobody can tell which of them is wrong.
+std::optional<Failure> parts_disagreement(const std::vector<uint64_t>& counts, const Descriptor& mine,
+                                          uint64_t epoch);
 
 }  // namespace collectives

@@ -1,19 +1,28 @@
 #include "cpu/communicator.h"
 
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
 #include <utility>
 
+#include "cpu/cost.h"
 #include "cpu/direct.h"
+#include "cpu/exchange_parts.h"
 #include "cpu/float_mode.h"
 #include "cpu/inline_payload.h"
 #include "cpu/one_shot.h"
+#include "cpu/symmetric.h"
 #include "cpu/two_shot.h"
 
 namespace collectives {
 namespace {
 
 constexpr size_t kUnknownCache = 32 << 20;  // a common size of an L3
+
+void check_timeout(double seconds) {
+  if (!(seconds > 0) || !std::isfinite(seconds))
+    throw BadArgument("the timeout must be a positive number of seconds");
+}
 
 }  // namespace
 
@@ -53,14 +62,15 @@ Communicator::Communicator(int rank, int world, double timeout, std::function<bo
       world_(world),
       timeout_(timeout),
       stream_limit_((cache_bytes != 0 ? cache_bytes : kUnknownCache) / 2 /
-                    static_cast<size_t>(std::max(world, 1))) {
+                    static_cast<size_t>(std::max(world, 1))),
+      scratch_(std::max(world, 1)) {
   if (world < 1 || world > kMaxWorld || rank < 0 || rank >= world)
     throw BadArgument("rank " + std::to_string(rank) + " of " + std::to_string(world) +
                       ": the rank must be in [0, world) and the world in [1, " + std::to_string(kMaxWorld) +
                       "]");
-  if (!(timeout > 0)) throw BadArgument("the timeout must be a positive number of seconds");
+  check_timeout(timeout);
   membership_ = std::make_shared<Membership>(rank, world, kSlotBytes, std::move(interrupted));
-  sources_.resize(static_cast<size_t>(world));
+  peers_.resize(static_cast<size_t>(world));
 }
 
 Communicator::~Communicator() { close(); }
@@ -68,6 +78,7 @@ Communicator::~Communicator() { close(); }
 void Communicator::connect(const std::vector<Announcement>& peers) {
   const Turn turn(*this, Collective::barrier);
   membership_->connect(peers, timeout_);
+  messages_ = PointToPoint::make(membership_);
 }
 
 bool Communicator::healthy() const {
@@ -77,6 +88,13 @@ bool Communicator::healthy() const {
 bool Communicator::closed() const {
   return membership_->forked() || !membership_->connected() || membership_->group().closed();
 }
+
+void Communicator::set_timeout(double seconds) {
+  check_timeout(seconds);
+  timeout_ = seconds;
+}
+
+uint64_t Communicator::epoch() const { return membership_->connected() ? membership_->group().epoch() : 0; }
 
 void Communicator::check_usable(Collective collective) const {
   if (membership_->forked())
@@ -94,53 +112,90 @@ void Communicator::run(const Call& call) {
   check_usable(d.collective);
   const DefaultFloatMode mode;
   auto& group = membership_->group();
-  group.begin(d);
+  group.offer_symmetric(membership_->symmetric());
+  FlightEntry entry(group.healthy() ? &membership_->calls() : nullptr, d, group.epoch() + 1, call.shape,
+                    call.dims);
+  group.begin(d, call.timeout > 0 ? call.timeout : timeout());
   Plan plan;
   try {
+    check(call);
     plan = this->plan(d);
   } catch (const BadArgument& bad) {
     group.refuse(bad.what());
     throw;
   }
+  entry.choose(plan.algorithm);
+  scratch_.staged = 0;
   Call streamed = call;
   // In place the output's lines are in the cache already, as the input's.
   streamed.streamed = call.in != call.out && call.out_bytes(world_) >= stream_limit_;
+  if (plan.algorithm == Algorithm::symmetric || (group.all_symmetric() && tries_symmetric(d, world_)))
+    if (const std::optional<Plan> made = run_symmetric(streamed)) plan = *made;
   if (plan.algorithm == Algorithm::direct && !run_direct(group, streamed)) {
     // Some rank's memory could not be read, as all ranks were told: stage it.
     Descriptor staged = d;
     staged.algorithm = Algorithm::one_shot;
     plan = this->plan(staged);
+    entry.choose(plan.algorithm);
   }
-  if (plan.algorithm != Algorithm::direct) run_plan(streamed, plan);
-  const size_t bytes = d.bytes();
-  size_t staged = 0;
-  if (plan.algorithm == Algorithm::one_shot || plan.algorithm == Algorithm::two_shot) {
-    const bool stages = d.collective != Collective::broadcast || static_cast<int>(d.root) == rank_;
-    staged = d.collective == Collective::reduce_scatter ? bytes * static_cast<size_t>(world_ - 1)
-             : stages && world_ > 1                     ? bytes
-                                                        : 0;
-  }
-  receipt_ = Receipt{group.epoch(), d, plan.chunks, staged};
+  if (plan.algorithm != Algorithm::direct && plan.algorithm != Algorithm::symmetric) run_plan(streamed, plan);
+  receipt_ = Receipt{group.epoch(), d, call.bytes(world_), plan.chunks, scratch_.staged};
   receipt_->descriptor.algorithm = plan.algorithm;
+  receipt_->descriptor.count = call.sent(world_);
+  entry.choose(plan.algorithm);
+  entry.complete();
 }
 
-void Communicator::run_plan(const Call& call, const Plan& plan) {
+std::optional<Plan> Communicator::run_symmetric(const Call& call) {
+  Descriptor d = call.descriptor;
+  const bool insists = d.algorithm == Algorithm::symmetric;
+  d.algorithm = Algorithm::symmetric;
+  const auto parts = static_cast<size_t>(world_);
+  auto place = [&](const char* array, size_t bytes) {
+    if (bytes == 0) return uint64_t{0};
+    return membership_->heap().find(array, bytes).value_or(Places::kNowhere);
+  };
+  const Places mine{place(call.in, d.bytes() * (d.collective == Collective::reduce_scatter ? parts : 1)),
+                    place(call.out, call.out_bytes(world_)), membership_->reads_peers(), call.factor};
+  Symmetric<RealMemory> job(membership_->group(), call, peers_, scratch_);
+  if (!job.enter(mine, [this](int peer) { return membership_->window(peer); })) {
+    if (insists) throw BadArgument(job.objection());
+    return std::nullopt;
+  }
+  const Plan plan = this->plan(d);
+  job.run(plan);
+  return plan;
+}
+
+void Communicator::run_plan(const Call& call, Plan& plan) {
   auto& group = membership_->group();
-  if (plan.algorithm == Algorithm::inline_payload) return run_inline(group, call, sources_);
-  const Staged<RealMemory> job{group, call, plan.chunk, sources_};
+  if (plan.algorithm == Algorithm::inline_payload) return run_inline(group, call, scratch_.sources);
+  const Staged<RealMemory> job{group, call, plan.chunk, scratch_};
   switch (call.descriptor.collective) {
     case Collective::all_reduce:
+    case Collective::reduce:
       if (plan.algorithm == Algorithm::one_shot)
-        return run_pipeline(OneShotAllReduce<RealMemory>{job}, plan.chunks);
-      return run_pipeline(TwoShotAllReduce<RealMemory>{job}, plan.chunks);
+        return run_pipeline(OneShotReduce<RealMemory>{job}, plan.chunks);
+      return run_pipeline(TwoShotReduce<RealMemory>{job}, plan.chunks);
     case Collective::all_gather:
-      return run_pipeline(OneShotAllGather<RealMemory>{job}, plan.chunks);
+    case Collective::gather:
+      return run_pipeline(OneShotGather<RealMemory>{job}, plan.chunks);
     case Collective::reduce_scatter:
       return run_pipeline(TwoShotReduceScatter<RealMemory>{job}, plan.chunks);
     case Collective::broadcast:
       return run_pipeline(OneShotBroadcast<RealMemory>{job}, plan.chunks);
+    case Collective::scatter:
+      return run_pipeline(Scatter<RealMemory>{job}, plan.chunks);
+    case Collective::all_to_all:
+      return run_all_to_all(job, plan.chunks);
+    case Collective::all_to_all_v:
+      plan.chunks = run_all_to_all_v(job);
+      return;
     case Collective::barrier:
-      return;  // always inline
+    case Collective::delegated:
+    case Collective::send:
+    case Collective::recv:
+      return;  // always inline, or refused by check()
   }
 }
 
@@ -149,13 +204,33 @@ void Communicator::refuse(Collective collective, const std::string& reason) {
   check_usable(collective);
   Descriptor d;
   d.collective = collective;
-  membership_->group().begin(d);
-  membership_->group().refuse(reason);
+  auto& group = membership_->group();
+  const FlightEntry entry(group.healthy() ? &membership_->calls() : nullptr, d, group.epoch() + 1, nullptr,
+                          0);
+  group.begin(d, timeout());
+  group.refuse(reason);
+}
+
+void Communicator::check(const Call& call) const {
+  const Collective c = call.descriptor.collective;
+  if (c == Collective::send || c == Collective::recv)
+    throw BadArgument(std::string(name(c)) + " is between two ranks: it is no collective");
+  if (c == Collective::all_to_all_v && (call.send_counts == nullptr || call.recv_counts == nullptr))
+    throw BadArgument("all_to_all_v needs the counts of every part, sent and received");
+  if (call.timeout != 0) check_timeout(call.timeout);
+}
+
+PointToPoint& Communicator::messages(Collective side) const {
+  check_usable(side);
+  if (!messages_)
+    throw Failure(Cause::closed, name(side), 0, {rank_}, std::string(name(side)) + ": still connecting");
+  return *messages_;
 }
 
 Plan Communicator::plan(const Descriptor& d) const {
   if (reduces(d.collective) && !supports(d.dtype, d.op))
-    throw BadArgument(std::string(name(d.op)) + " is not defined for " + name(d.dtype));
+    throw BadArgument(std::string(name(d.op)) + " is not defined for " + name(d.dtype) + ", which takes " +
+                      supported_ops(d.dtype));
   if (d.root >= static_cast<uint32_t>(world_))
     throw BadArgument("root " + std::to_string(d.root) + " is not a rank: the world has " +
                       std::to_string(world_));
@@ -166,6 +241,12 @@ Plan Communicator::plan(const Descriptor& d) const {
 Plan Communicator::explain(const Descriptor& d) const {
   const Turn turn(*this, d.collective);
   return plan(d);
+}
+
+double Communicator::estimate(const Call& call) const {
+  const Plan plan = explain(call.descriptor);
+  return collectives::estimate(call, plan, world_,
+                               membership_->connected() && membership_->group().any_far());
 }
 
 std::optional<Receipt> Communicator::last_receipt() const {
@@ -195,6 +276,7 @@ void Communicator::close() {
 
 // With the turn.
 void Communicator::leave() const {
+  if (messages_) messages_->close();
   membership_->group().close();
   Membership::retire(membership_);
 }

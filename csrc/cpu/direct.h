@@ -15,40 +15,66 @@
 
 namespace collectives {
 
-// all_gather and broadcast. Bytes moved per rank for n bytes a rank: all_gather (W - 1) n read from peers and
-// n copied; broadcast n read from the root. Steps: two exchanges. Order: the first carries the addresses and
-// orders the inputs, the second ends the reads and tells all ranks whether they worked. Returns false on all
-// ranks where some memory could not be read (memory of a device, say, or protected): the inputs are as they
-// were, and the call is to be made another way. A peer that dies is named by the exchange like any other. The
-// peers' memory is never written.
+// all_gather, broadcast, gather, scatter and all_to_all. Bytes moved per rank for n bytes a part: all_gather
+// and all_to_all (W - 1) n read from peers and n copied, gather the same by the root; broadcast and scatter n
+// read from the root. Steps: two exchanges. Order: the first carries the addresses and orders the inputs, the
+// second ends the reads and tells all ranks whether they worked. Returns false on all ranks where some memory
+// could not be read (memory of a device, say, or protected, or all_to_all in place, whose inputs would be
+// written while they are read): the inputs are as they were, and the call is to be made another way. A peer
+// that dies is named by the exchange like any other. The peers' memory is never written.
 template <class Memory>
 bool run_direct(Group<Memory>& group, const Call& call) {
-  const auto mine = reinterpret_cast<uint64_t>(call.in);
+  const Collective collective = call.descriptor.collective;
+  const int root = static_cast<int>(call.descriptor.root), rank = group.rank();
   const size_t bytes = call.descriptor.bytes();
+  const size_t mine = bytes * static_cast<size_t>(rank);  // where this rank's part of all is
+  const bool overwrites = collective == Collective::all_to_all && call.in == call.out && bytes > 0;
+  const uint64_t address = overwrites ? 0 : reinterpret_cast<uint64_t>(call.in);
   unsigned bank = group.next_bank();
-  group.enter(&mine, sizeof mine);
-  bool worked = true;
-  auto pull = [&](int peer, char* to) {
+  group.enter(&address, sizeof address);
+  bool worked = !overwrites;
+  auto pull = [&](int peer, char* to, size_t offset) {
     uint64_t theirs;
     Memory::read(&theirs, group.line(peer, bank).payload, sizeof theirs, false);
-    worked = worked && group.pull(peer, to, theirs, bytes);
+    worked = worked && (theirs != 0 || bytes == 0) && group.pull(peer, to, theirs + offset, bytes);
   };
-  if (call.descriptor.collective == Collective::broadcast) {
-    const int root = static_cast<int>(call.descriptor.root);
-    if (root != group.rank()) pull(root, call.out);
-  } else {
-    for (int step = 0; step < group.world();
-         ++step) {  // begins with its own: not all read one rank at a time
-      const int peer = (group.rank() + step) % group.world();
-      char* to = call.out + static_cast<size_t>(peer) * bytes;
-      if (step > 0)
-        pull(peer, to);
-      else if (to != call.in && call.streamed)
-        stream_copy(to, call.in, bytes);
-      else if (to != call.in)
-        std::memcpy(to, call.in,
-                    bytes);  // between two arrays of a kind REP MOVSB, which reads no line it fills, is best
+  auto copy_own = [&](char* to, const char* from) {
+    if (to == from) return;
+    if (call.streamed)
+      stream_copy(to, from, bytes);
+    else
+      std::memcpy(to, from,
+                  bytes);  // between two arrays of a kind REP MOVSB, which reads no line it fills, is best
+  };
+  // The part at `offset` of every rank's input. Begins with its own: not all read one rank at a time.
+  auto pull_all = [&](size_t offset) {
+    copy_own(call.out + mine, call.in + offset);
+    for (int step = 1; step < group.world(); ++step) {
+      const int peer = (rank + step) % group.world();
+      pull(peer, call.out + static_cast<size_t>(peer) * bytes, offset);
     }
+  };
+  switch (collective) {
+    case Collective::all_gather:
+      pull_all(0);
+      break;
+    case Collective::gather:
+      if (rank == root) pull_all(0);
+      break;
+    case Collective::all_to_all:
+      if (worked) pull_all(mine);
+      break;
+    case Collective::broadcast:
+      if (rank != root) pull(root, call.out, 0);
+      break;
+    case Collective::scatter:
+      if (rank == root)
+        copy_own(call.out, call.in + mine);
+      else
+        pull(root, call.out, mine);
+      break;
+    default:  // the plan makes no others direct
+      break;
   }
   // A peer that gave up has said so before it let go of its array; none can have left in peace yet.
   group.check_peers();

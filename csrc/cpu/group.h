@@ -20,8 +20,8 @@ inline bool reached(uint32_t seen, uint32_t target) { return static_cast<int32_t
 
 // The exchange. Each rank counts its exchanges; exchange s is: publish one line with sequence number s, then
 // wait until every rank's line says s. All ranks make the same exchanges: how many a call makes follows from
-// its descriptor and the far bits of the exchange before, and a rank whose descriptor differs is found by the
-// first.
+// its descriptor, the far and symmetric bits of the exchange before, and a rank whose descriptor differs is
+// found by the first.
 //
 // Memory order. publish() releases the publisher's earlier writes (payload, descriptor, staging slots) and
 // the wait acquires every peer's; so an exchange is a barrier for the data too.
@@ -42,21 +42,15 @@ class Group {
 
   // `pids`: of the peers as this process sees them; 0 for ranks of this very process, negative where it
   // cannot see them.
-  Group(int rank, std::vector<char*> slices, std::vector<pid_t> pids, SliceLayout layout, Watch& watch,
-        double timeout)
-      : rank_(rank),
-        slices_(std::move(slices)),
-        pids_(std::move(pids)),
-        layout_(layout),
-        watch_(watch),
-        timeout_(timeout) {}
+  Group(int rank, std::vector<char*> slices, std::vector<pid_t> pids, SliceLayout layout, Watch& watch)
+      : rank_(rank), slices_(std::move(slices)), pids_(std::move(pids)), layout_(layout), watch_(watch) {}
 
   int rank() const { return rank_; }
   int world() const { return static_cast<int>(slices_.size()); }
   const SliceLayout& layout() const { return layout_; }
-  uint64_t epoch() const { return epoch_; }
-  double timeout() const { return timeout_; }
+  uint64_t epoch() const { return epoch_; }  // calls begun; from any thread
 
+  char* slice(int peer) const { return slices_[peer]; }
   char* staging(int peer, unsigned bank) const { return slices_[peer] + layout_.staging(bank); }
   char* result(int peer, unsigned bank) const { return slices_[peer] + layout_.result(bank); }
   const Line& line(int peer, unsigned bank) const { return control(peer).banks[bank].line; }
@@ -66,6 +60,10 @@ class Group {
 
   // The same of any rank, as all ranks said it in the last exchange: all ranks get the same answer.
   bool any_far() const { return any_far_; }
+  // This rank's process has symmetric memory and reads its peers'. It says so in every line from now on.
+  void offer_symmetric(bool able) { symmetric_ = able; }
+  // All ranks said so in the last exchange.
+  bool all_symmetric() const { return all_symmetric_; }
   // Reads the private memory of a peer that is in the same call and has told where; false where that cannot
   // be done.
   bool pull(int peer, void* to, uint64_t from, size_t bytes) const {
@@ -75,15 +73,18 @@ class Group {
   // The exchange that proves a new group is no call of the user's.
   void reset_epoch() { epoch_ = 0; }
 
+  Standing standing(int peer) const { return Standing::from(Memory::load(control(peer).standing)); }
   bool healthy() const { return standing(rank_).state == Standing::open; }
   bool closed() const { return standing(rank_).state == Standing::closed; }
 
-  // Opens the next call: afterwards any_far() is what all ranks see, and the slots of next_bank() may be
-  // written. Waits only if the call before was refused, for the peers' lines of that one.
-  void begin(const Descriptor& descriptor) {
+  // Opens the next call, in which every wait ends after `timeout` seconds: afterwards any_far() is what all
+  // ranks see, and the slots of next_bank() may be written. Waits only if the call before was refused, for
+  // the peers' lines of that one.
+  void begin(const Descriptor& descriptor, double timeout) {
     current_ = descriptor;
-    ++epoch_;
+    epoch_.store(epoch_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
     if (!healthy()) throw broken();
+    timeout_ = timeout;
     settle();
     // A late rank must not get a result that the others gave up on.
     if (std::optional<Failure> failure = failed_peer(sequence_ + 1)) throw *failure;
@@ -94,6 +95,7 @@ class Group {
     publish(Line::call, true, payload, bytes);
     settle();
     check_agreement();
+    if (current_.bytes() > kPayload) watch_.agreed();
   }
 
   // A later exchange of the same call.
@@ -122,6 +124,10 @@ class Group {
 
   // From any thread, also while another one waits.
   void abort() { record({Standing::failed, Cause::aborted, static_cast<uint16_t>(rank_)}); }
+  // Records why this rank stops, for itself and for its peers; the first reason stays.
+  void record(Standing s) {
+    if (healthy()) set_standing(s);
+  }
   void close() {
     if (standing(rank_).state == Standing::open)
       set_standing({Standing::closed, Cause::closed, uint16_t(rank_)});
@@ -142,10 +148,10 @@ class Group {
   static constexpr size_t kSampleBytes = 32 << 10;
   static constexpr double kPauseSeconds = 100e-6;
   static constexpr uint32_t kSampleEvery = 8;
+  static constexpr int kToldRanks = 3;     // whose last calls an error tells
   static constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 
   Control& control(int peer) const { return *reinterpret_cast<Control*>(slices_[peer]); }
-  Standing standing(int peer) const { return Standing::from(Memory::load(control(peer).standing)); }
 
   void publish(typename Line::Kind kind, bool first, const void* payload, size_t bytes) {
     ++sequence_;
@@ -158,6 +164,7 @@ class Group {
     Line& line = control(rank_).banks[sequence_ & 1].line;
     line.kind = kind;
     line.far = far();
+    line.symmetric = symmetric_;
     line.payload_bytes = static_cast<uint8_t>(bytes);
     Memory::write(&line.descriptor, &current_, sizeof current_, false);
     Memory::write(line.payload, payload, bytes, false);
@@ -183,7 +190,11 @@ class Group {
       }
     }
     any_far_ = false;
-    for (int peer = 0; peer < world(); ++peer) any_far_ |= line(peer, sequence_ & 1).far;
+    all_symmetric_ = true;
+    for (int peer = 0; peer < world(); ++peer) {
+      any_far_ |= line(peer, sequence_ & 1).far;
+      all_symmetric_ &= line(peer, sequence_ & 1).symmetric;
+    }
     settled_ = sequence_;
   }
 
@@ -220,8 +231,10 @@ class Group {
     if (watch_.interrupted())
       return Standing{Standing::failed, Cause::interrupted, static_cast<uint16_t>(rank_)};
     if (watch_.now() - started > timeout_)
-      if (const std::vector<int> late = missing(); !late.empty())
+      if (const std::vector<int> late = missing(); !late.empty()) {
+        expired_ = true;
         return Standing{Standing::failed, Cause::timed_out, static_cast<uint16_t>(late.front())};
+      }
     return std::nullopt;
   }
 
@@ -256,10 +269,6 @@ class Group {
     Memory::wake(control(rank_).banks[1].line.sequence);
   }
 
-  // Records why this rank stops, for itself and for its peers; the first reason stays.
-  void record(Standing s) {
-    if (healthy()) set_standing(s);
-  }
   Failure fall(Standing s) {
     record(s);
     return broken();
@@ -273,11 +282,14 @@ class Group {
   std::vector<pid_t> pids_;
   SliceLayout layout_;
   Watch& watch_;
-  double timeout_;
+  double timeout_ = 0;     // of the current call; of the one that failed once one has
+  bool expired_ = false;   // this rank itself gave up waiting
   uint32_t sequence_ = 0;  // exchanges published
   uint32_t settled_ = 0;   // the last exchange that was waited for
-  uint64_t epoch_ = 0;     // calls begun
+  std::atomic<uint64_t> epoch_{0};
   bool any_far_ = false;
+  bool symmetric_ = false;
+  bool all_symmetric_ = false;
   double publish_seconds_ = 0;  // what it takes to publish a line
   double published_ = 0;        // when a line was last published, where that was timed
   Descriptor current_;
@@ -319,7 +331,10 @@ Failure Group<Memory>::broken() const {
       std::snprintf(seconds, sizeof seconds, "%g", timeout_);
       if (std::vector<int> late = missing(); std::find(late.begin(), late.end(), s.culprit) != late.end())
         culprits = late;
-      text += list_ranks(culprits) + " did not arrive within " + seconds + " s";
+      text += list_ranks(culprits) + (expired_ ? std::string(" did not arrive within ") + seconds + " s"
+                                               : std::string(" did not arrive in time for another rank (the "
+                                                             "timeout of this one: ") +
+                                                     seconds + " s)");
       break;
     }
     case Cause::aborted:
@@ -334,8 +349,13 @@ Failure Group<Memory>::broken() const {
     default:
       text += "the communicator is broken";
   }
-  if (s.state == Standing::failed)
+  if (s.state == Standing::failed) {
+    int told = 0;
+    for (int culprit : culprits)
+      if (culprit != rank_ && told++ < kToldRanks)
+        if (const std::string last = watch_.last_call(culprit); !last.empty()) text += "; " + last;
     text += ". The communicator cannot be used any more: close it and make a new one";
+  }
   return Failure(s.cause, name(current_.collective), epoch_, culprits, text);
 }
 

@@ -55,7 +55,11 @@ Membership::Membership(int rank, int world, size_t slot_bytes, std::function<boo
     : process_(Process::current()),
       interrupted_(std::move(interrupted)),
       layout_(slot_bytes, world),
-      slice_(process_->allocate(layout_.total())) {
+      slice_(process_->allocate(layout_.total())),
+      pages_(*new (slice_.memory->data() + layout_.flight()) FlightPages),
+      calls_(pages_.calls),
+      messages_(pages_.messages) {
+  open_flight_pages(pages_);
   std::memcpy(announcement_.magic, kMagic, sizeof kMagic);
   announcement_.process = process_->identity().id;
   announcement_.secret = process_->identity().secret;
@@ -105,11 +109,10 @@ void Membership::connect(const std::vector<Announcement>& peers, double timeout)
       slices.push_back(mappings_[i]->data());
       pids.push_back(pid_of(links_[i]));
     }
-    group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), std::move(pids), layout_, *this,
-                   timeout);
+    group_.emplace(static_cast<int>(announcement_.rank), std::move(slices), std::move(pids), layout_, *this);
     // The first exchange: all ranks are there, and tell whether they may read each other's memory.
     const unsigned bank = group_->next_bank();
-    group_->begin(Descriptor{});
+    group_->begin(Descriptor{}, timeout);
     group_->enter(&direct, sizeof direct);
     group_->reset_epoch();
     for (size_t i = 0; i < peers.size(); ++i)
@@ -143,6 +146,15 @@ bool Membership::map(const std::vector<Announcement>& peers) {
   return direct;
 }
 
+bool Membership::reads_peers() {
+  if (!reads_peers_) {
+    for (const auto& link : links_) windows_.push_back(link ? process_->window(*link) : nullptr);
+    reads_peers_ = true;
+    for (size_t i = 0; i < links_.size(); ++i) *reads_peers_ &= !links_[i] || windows_[i] != nullptr;
+  }
+  return *reads_peers_;
+}
+
 std::vector<int> Membership::dead() {
   std::vector<pollfd> polled;
   for (const auto& link : links_) {
@@ -160,15 +172,30 @@ double Membership::now() const {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// False once the slice is zero, or another communicator's.
+bool Membership::holds_token(size_t rank) const {
+  return std::memcmp(mappings_[rank]->data() + offsetof(Control, token), &tokens_[rank], sizeof(Token)) == 0;
+}
+
+std::string Membership::last_call(int rank) const {
+  const std::string last = collectives::last_call(read_flight(flight_pages(static_cast<size_t>(rank))));
+  const std::string who = "rank " + std::to_string(rank);
+  return last.empty() ? who + " has made no call" : who + "'s last call: " + last;
+}
+
+std::vector<FlightRecord> Membership::flight(int rank) const {
+  const auto index = static_cast<size_t>(rank);
+  if (!connected() || forked() || rank < 0 || index >= mappings_.size() || !holds_token(index)) return {};
+  std::vector<FlightRecord> records = read_flight(flight_pages(index));
+  return holds_token(index) ? records : std::vector<FlightRecord>{};
+}
+
 bool Membership::abandoned() {
   const std::vector<int> gone = dead();
   for (size_t i = 0; i < mappings_.size(); ++i) {
     const int peer = static_cast<int>(i);
-    // A peer that found all closed before we did has given its slice back: it is zero, or another
-    // communicator's.
-    const bool released =
-        std::memcmp(mappings_[i]->data() + offsetof(Control, token), &tokens_[i], sizeof(Token)) != 0;
-    if (!released && !group_->has_left(peer) && std::find(gone.begin(), gone.end(), peer) == gone.end())
+    // A peer that found all closed before we did has given its slice back.
+    if (holds_token(i) && !group_->has_left(peer) && std::find(gone.begin(), gone.end(), peer) == gone.end())
       return false;
   }
   return true;

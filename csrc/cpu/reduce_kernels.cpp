@@ -11,6 +11,7 @@
 #include "core/op.h"
 #include "cpu/reduce.h"
 #include "cpu/reduce_formats.h"
+#include "cpu/reduce_operators.h"
 
 #ifndef COLLECTIVES_ISA
 #if defined(__aarch64__)
@@ -23,100 +24,6 @@
 namespace collectives {
 namespace {
 
-// ---- Operators ----
-
-struct Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V finish(V accumulated, int) {
-    return accumulated;
-  }
-};
-
-struct Sum : Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V combine(V a, V x) {
-    return a + x;
-  }
-};
-
-struct Avg : Sum {
-  template <class V>
-  COLLECTIVES_INLINE static V finish(V accumulated, int sources) {
-    if constexpr (__is_same(V, double) || __is_same(V, Lanes<double>::Type)) {
-      return accumulated / static_cast<double>(sources);
-    } else {
-      return accumulated / static_cast<float>(sources);
-    }
-  }
-};
-
-struct Product : Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V combine(V a, V x) {
-    return a * x;
-  }
-  // Promotion to int would overflow.
-  COLLECTIVES_INLINE static uint16_t combine(uint16_t a, uint16_t x) {
-    return static_cast<uint16_t>(uint32_t{a} * x);
-  }
-};
-
-// A NaN stays once it is there; of equal values (0 and -0) the earlier stays.
-struct Min : Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V combine(V a, V x) {
-    return ((a <= x) | (a != a)) ? a : x;
-  }
-};
-
-struct Max : Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V combine(V a, V x) {
-    return ((a >= x) | (a != a)) ? a : x;
-  }
-};
-
-struct And : Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V combine(V a, V x) {
-    return a & x;
-  }
-};
-
-struct Or : Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V combine(V a, V x) {
-    return a | x;
-  }
-};
-
-struct Xor : Operator {
-  template <class V>
-  COLLECTIVES_INLINE static V combine(V a, V x) {
-    return a ^ x;
-  }
-};
-
-template <class O, class V>
-COLLECTIVES_INLINE V combine(V a, V x) {
-  return O::combine(a, x);
-}
-
-template <class O>
-COLLECTIVES_INLINE FloatPair combine(FloatPair a, FloatPair x) {
-  return {O::combine(a.even, x.even), O::combine(a.odd, x.odd)};
-}
-
-template <class O, class V>
-COLLECTIVES_INLINE V finish(V accumulated, int sources) {
-  return O::finish(accumulated, sources);
-}
-
-template <class O>
-COLLECTIVES_INLINE FloatPair finish(FloatPair accumulated, int sources) {
-  return {O::finish(accumulated.even, sources), O::finish(accumulated.odd, sources)};
-}
-
 // ---- Kernels ----
 
 // What an accumulator takes in memory.
@@ -126,17 +33,20 @@ constexpr size_t kBytesOf = sizeof(V) / sizeof(typename F::Scalar) * F::kSize;
 // Reduces kCount consecutive accumulators at byte `at`, all in registers. Every load precedes every store,
 // which is what lets `dst` be one of the inputs.
 template <class F, class O, class V, int kCount>
-COLLECTIVES_INLINE void reduce_step(char* dst, char* also, const void* const* src, int sources, size_t at) {
+COLLECTIVES_INLINE void reduce_step(char* dst, char* also, const void* const* src, int sources,
+                                    const double* factors, size_t at) {
   constexpr size_t kBytes = kBytesOf<F, V>;
   V accumulated[kCount];
   const char* first = static_cast<const char*>(src[0]) + at;
 #pragma GCC unroll 4
-  for (int k = 0; k < kCount; ++k) accumulated[k] = F::template load<V>(first + k * kBytes);
+  for (int k = 0; k < kCount; ++k)
+    accumulated[k] = weigh<O>(F::template load<V>(first + k * kBytes), factors, 0);
   for (int r = 1; r < sources; ++r) {
     const char* next = static_cast<const char*>(src[r]) + at;
 #pragma GCC unroll 4
     for (int k = 0; k < kCount; ++k) {
-      accumulated[k] = combine<O>(accumulated[k], F::template load<V>(next + k * kBytes));
+      accumulated[k] =
+          combine<O>(accumulated[k], weigh<O>(F::template load<V>(next + k * kBytes), factors, r));
 #if defined(COLLECTIVES_ROUND_EACH_ADDITION)
       accumulated[k] = F::round(accumulated[k]);  // wrong on purpose: tests prove that they see it
 #endif
@@ -157,7 +67,7 @@ COLLECTIVES_INLINE void reduce_step(char* dst, char* also, const void* const* sr
 COLLECTIVES_INLINE void keep_scalar() { asm volatile(""); }
 
 template <class F, class O>
-void reduce(void* dst, void* also, const void* const* src, int sources, size_t count) {
+void reduce(void* dst, void* also, const void* const* src, int sources, size_t count, const double* factors) {
   using Block = typename F::Block;
   using Vector = typename F::Vector;
   using Scalar = typename F::Scalar;
@@ -167,17 +77,20 @@ void reduce(void* dst, void* also, const void* const* src, int sources, size_t c
   char* const copy = static_cast<char*>(also);
   const size_t bytes = count * F::kSize;
   size_t at = 0;
-  for (; bytes - at >= kBlocks; at += kBlocks) reduce_step<F, O, Block, 4>(to, copy, src, sources, at);
-  for (; bytes - at >= kVector; at += kVector) reduce_step<F, O, Vector, 1>(to, copy, src, sources, at);
+  for (; bytes - at >= kBlocks; at += kBlocks)
+    reduce_step<F, O, Block, 4>(to, copy, src, sources, factors, at);
+  for (; bytes - at >= kVector; at += kVector)
+    reduce_step<F, O, Vector, 1>(to, copy, src, sources, factors, at);
   for (; at < bytes; at += F::kSize) {
-    reduce_step<F, O, Scalar, 1>(to, copy, src, sources, at);
+    reduce_step<F, O, Scalar, 1>(to, copy, src, sources, factors, at);
     keep_scalar();
   }
 }
 
 // The mean of integers: the sum wraps in 64 bits, the division truncates toward zero.
 template <class T, class Wide>
-void average_integers(void* dst, void* also, const void* const* src, int sources, size_t count) {
+void average_integers(void* dst, void* also, const void* const* src, int sources, size_t count,
+                      const double*) {
   for (size_t at = 0; at < count * sizeof(T); at += sizeof(T)) {
     uint64_t sum = 0;
     for (int r = 0; r < sources; ++r) {
@@ -188,6 +101,13 @@ void average_integers(void* dst, void* also, const void* const* src, int sources
     if (also != nullptr) store_raw(static_cast<char*>(also) + at, mean);
     keep_scalar();
   }
+}
+
+// Complex numbers: the real and the imaginary parts by themselves.
+template <class F, class O>
+void reduce_pairs(void* dst, void* also, const void* const* src, int sources, size_t count,
+                  const double* factors) {
+  reduce<F, O>(dst, also, src, sources, 2 * count, factors);
 }
 
 // ---- Choice of kernel ----
@@ -205,6 +125,22 @@ ReduceFn floating(Op op) {
       return reduce<F, Max>;
     case Op::product:
       return reduce<F, Product>;
+    case Op::premul_sum:
+      return reduce<F, PremulSum>;
+    default:
+      return nullptr;
+  }
+}
+
+template <class F>
+ReduceFn complex_pairs(Op op) {
+  switch (op) {
+    case Op::sum:
+      return reduce_pairs<F, Sum>;
+    case Op::avg:
+      return reduce_pairs<F, Avg>;
+    case Op::premul_sum:
+      return reduce_pairs<F, PremulSum>;
     default:
       return nullptr;
   }
@@ -230,6 +166,8 @@ ReduceFn integer(Op op) {
       return reduce<Plain<Unsigned>, Or>;
     case Op::bxor:
       return reduce<Plain<Unsigned>, Xor>;
+    case Op::premul_sum:
+      return nullptr;
   }
   return nullptr;
 }
@@ -247,6 +185,7 @@ ReduceFn boolean(Op op) {
     case Op::bxor:
       return reduce<Bool, Xor>;
     case Op::avg:
+    case Op::premul_sum:
       return nullptr;
   }
   return nullptr;
@@ -289,8 +228,9 @@ ReduceFn select_kernel(DType dtype, Op op) {
     case DType::b8:
       return boolean(op);
     case DType::c64:
+      return complex_pairs<Plain<float>>(op);
     case DType::c128:
-      return nullptr;
+      return complex_pairs<Plain<double>>(op);
   }
   return nullptr;
 }

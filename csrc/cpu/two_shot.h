@@ -1,4 +1,5 @@
-// Two-shot: each rank reduces one shard of every chunk; all_reduce then collects the other ranks' results.
+// Two-shot: each rank reduces one shard of every chunk; who wants the whole then collects the other ranks'
+// results.
 #pragma once
 
 #include <algorithm>
@@ -9,37 +10,38 @@ namespace collectives {
 
 inline constexpr size_t kReduceBlock = 8 << 10;  // with its sources it fits a first-level cache of 32 KB
 
-// Reduces `elements` elements of job.sources to the output at `offset` bytes and, if the peers want them
-// (`shared`), to this rank's result slot. The kernels write through the cache; what is to go past it is
-// reduced in blocks that stay in the first-level cache. Leaves job.sources behind the elements that it read.
+// Reduces `elements` elements of job.scratch.sources to `out` and to `slot`, this rank's result slot, for the
+// peers; either may be null. The kernels write through the cache; what is to go past it is reduced in blocks
+// that stay in the first-level cache. Leaves the sources behind the elements that it read.
 template <class Memory>
-void reduce_out(const Staged<Memory>& job, size_t offset, size_t elements, unsigned bank, bool shared) {
+void reduce_out(const Staged<Memory>& job, char* out, char* slot, size_t elements) {
   alignas(64) char block[kReduceBlock];
-  const Call& call = job.call;
-  char* out = call.out + offset;
-  char* slot = job.group.result(job.rank(), bank);
-  const bool far = shared && job.group.far();
-  const size_t most = call.streamed || far ? kReduceBlock / job.item() : elements;
+  const bool streamed = out != nullptr && job.call.streamed;
+  const bool far = slot != nullptr && job.group.far();
+  const size_t most = streamed || far ? kReduceBlock / job.item() : elements;
   for (size_t done = 0; done < elements; done += most) {
     const size_t count = std::min(most, elements - done);
     const size_t bytes = count * job.item();
-    char* to = call.streamed ? block : out;
-    Memory::reduce(call.reduction(), to, shared && !far ? slot : nullptr, job.sources.data(), job.world(),
-                   count);
-    if (far) job.stage(slot, to, count);
-    if (call.streamed) job.deliver(out, block, count);
-    out += bytes;
-    slot += bytes;
-    for (const void*& source : job.sources) source = static_cast<const char*>(source) + bytes;
+    char* to = streamed || (out == nullptr && far) ? block : out != nullptr ? out : slot;
+    job.reduce(to, slot != nullptr && !far && to != slot ? slot : nullptr, count);
+    if (far)
+      job.stage(slot, to, count);
+    else if (slot != nullptr)
+      job.scratch.staged += bytes;
+    if (streamed) job.deliver(out, block, count);
+    if (out != nullptr) out += bytes;
+    if (slot != nullptr) slot += bytes;
+    for (const void*& source : job.scratch.sources) source = static_cast<const char*>(source) + bytes;
   }
 }
 
-// all_reduce. Bytes moved per rank for n bytes: (W-1)/W n staged, (W-1)/W n read from peers and reduced with
-// n/W of its own into output and result slot, (W-1)/W n collected. Steps: one exchange a chunk and one more.
-// Numerics: rank order, one rounding; the owner's bits are what every rank gets. In place: a chunk is staged
-// before any of it is written.
+// all_reduce, and reduce, in which the root alone collects and the others write result slots alone. Bytes
+// moved per rank for n bytes: (W-1)/W n staged, (W-1)/W n read from peers and reduced with n/W of its own
+// into output and result slot, (W-1)/W n collected. Steps: one exchange a chunk and one more. Numerics: rank
+// order, one rounding; the owner's bits are what every rank gets. In place: a chunk is staged before any of
+// it is written.
 template <class Memory>
-struct TwoShotAllReduce {
+struct TwoShotReduce {
   static constexpr bool kCollects = true;
   Staged<Memory> job;
 
@@ -57,12 +59,14 @@ struct TwoShotAllReduce {
     const Range mine = shard(chunk, job.rank());
     const size_t offset = (chunk.begin + mine.begin) * job.item();
     for (int peer = 0; peer < job.world(); ++peer)
-      job.sources[static_cast<size_t>(peer)] =
+      job.scratch.sources[static_cast<size_t>(peer)] =
           peer == job.rank() ? job.call.in + offset : job.group.staging(peer, bank) + mine.begin * job.item();
-    reduce_out(job, offset, mine.size(), bank, job.world() > 1);
+    reduce_out(job, job.has_result() ? job.call.out + offset : nullptr,
+               job.peers_have_result() ? job.group.result(job.rank(), bank) : nullptr, mine.size());
   }
 
   void collect(size_t k, unsigned bank) {
+    if (!job.has_result()) return;
     const Range chunk = job.range(k);
     for (int step = 1; step < job.world(); ++step) {
       const int peer = job.peer_at(step);
@@ -89,24 +93,20 @@ struct TwoShotReduceScatter {
     const Range r = job.range(k);
     for (int step = 1; step < job.world(); ++step) {
       const int peer = job.peer_at(step);
-      job.stage(part(job.rank(), peer, bank), input(peer, r), r.size());
+      job.stage(job.part(job.rank(), peer, bank), input(peer, r), r.size());
     }
   }
 
   void consume(size_t k, unsigned bank) {
     const Range r = job.range(k);
     for (int peer = 0; peer < job.world(); ++peer)
-      job.sources[static_cast<size_t>(peer)] =
-          peer == job.rank() ? input(peer, r) : part(peer, job.rank(), bank);
-    reduce_out(job, r.begin * job.item(), r.size(), bank, false);
+      job.scratch.sources[static_cast<size_t>(peer)] =
+          peer == job.rank() ? input(peer, r) : job.part(peer, job.rank(), bank);
+    reduce_out(job, job.call.out + r.begin * job.item(), nullptr, r.size());
   }
 
   const char* input(int peer, Range r) const {
     return job.call.in + (static_cast<size_t>(peer) * job.call.count() + r.begin) * job.item();
-  }
-  // Where `from` stages what it has for `to`.
-  char* part(int from, int to, unsigned bank) const {
-    return job.group.staging(from, bank) + static_cast<size_t>(to) * job.chunk * job.item();
   }
 };
 

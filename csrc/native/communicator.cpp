@@ -27,12 +27,14 @@ bool signal_handler_raised() {
 Descriptor describe_bytes(const Communicator& comm, const std::string& collective, uint64_t nbytes,
                           const std::string& dtype) {
   Descriptor d;
-  if (!parse(collective, d.collective))
+  if (!parse(collective, d.collective) || d.collective >= Collective::delegated)
     throw BadArgument("unknown collective '" + collective +
-                      "': all_reduce, all_gather, reduce_scatter, broadcast or barrier");
+                      "': all_reduce, reduce, all_gather, gather, reduce_scatter, scatter, all_to_all, "
+                      "all_to_all_v, broadcast or barrier");
   if (!parse(dtype, d.dtype)) throw BadArgument("unknown dtype '" + dtype + "'");
   // The bytes of a call are those of its larger side.
   d.count = nbytes / size_of(d.dtype) / (sharded(d.collective) ? static_cast<uint64_t>(comm.world()) : 1);
+  if (d.collective == Collective::all_to_all_v) d.count = 0;
   return d;
 }
 
@@ -68,7 +70,7 @@ nb::object receipt(const Communicator& comm) {
   result["dtype"] =
       d.collective == Collective::barrier ? nb::object(nb::none()) : nb::object(nb::str(name(d.dtype)));
   result["count"] = d.count;
-  result["nbytes"] = d.bytes() * (sharded(d.collective) ? static_cast<size_t>(comm.world()) : 1);
+  result["nbytes"] = last->bytes;
   result["chunks"] = last->chunks;
   result["staged_bytes"] = last->staged_bytes;
   return result;
@@ -107,21 +109,44 @@ void bind_communicator(nb::module_& m) {
            "Connects with the ranks that announced themselves, in rank order.")
       .def_prop_ro("rank", &Communicator::rank, "This process's rank, 0 to world_size - 1.")
       .def_prop_ro("world_size", &Communicator::world, "The number of ranks.")
-      .def_prop_ro("timeout", &Communicator::timeout, "Seconds that a call waits for a late rank.")
+      .def_prop_ro("timeout", &Communicator::timeout,
+                   "Seconds that a call waits for a late rank where it has no timeout of its own.")
+      .def("set_timeout", &Communicator::set_timeout, "seconds"_a,
+           "Sets the timeout of the calls that begin afterwards, on this rank. Raises ValueError.")
+      .def_prop_ro("epoch", &Communicator::epoch, "How many calls have begun on this rank.")
       .def_prop_ro("healthy", &Communicator::healthy,
                    "False after a failure that the communicator does not survive, and once closed.")
       .def_prop_ro("closed", &Communicator::closed, "True once close() was called.")
-      .def("all_reduce", &all_reduce, "x"_a.none(), "out"_a = nb::none(), "op"_a.none() = "sum",
-           nb::kw_only(), "algorithm"_a = nb::none(),
-           "Reduces x over all ranks, element by element; every rank gets the result.\n\n"
-           "x: array of any shape. out: array of the same shape and dtype, or None to reduce x in place.\n"
-           "op: sum, avg, min, max, product; band, bor, bxor on integers and bool. The result is that of "
-           "adding in rank\n"
-           "order with one rounding at the end, whatever the size, the algorithm and the world.\n"
-           "algorithm: None, or inline, one_shot, two_shot to force one.\n"
-           "Returns out, or x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
+      .def(
+          "all_reduce", &all_reduce, "x"_a.none(), "out"_a = nb::none(), "op"_a.none() = "sum", nb::kw_only(),
+          "factor"_a = nb::none(), "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
+          "Reduces x over all ranks, element by element; every rank gets the result.\n\n"
+          "x: array of any shape. out: array of the same shape and dtype, or None to reduce x in place.\n"
+          "op: sum, avg, min, max, product; band, bor, bxor on integers and bool; premul_sum on floating "
+          "types, "
+          "which\n"
+          "multiplies the x of each rank by the factor that this rank passes before it adds. Complex x: sum, "
+          "avg "
+          "and\n"
+          "premul_sum. The result is that of adding in rank order with one rounding at the end, whatever the "
+          "size, the\n"
+          "algorithm and the world.\n"
+          "factor: a number, for premul_sum alone. algorithm: None, or inline, one_shot, two_shot to force "
+          "one.\n"
+          "Returns out, or x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
+      .def("reduce", &reduce, "x"_a.none(), "root"_a.none() = 0, "op"_a.none() = "sum", "out"_a = nb::none(),
+           nb::kw_only(), "factor"_a = nb::none(), "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
+           "Reduces x over all ranks as all_reduce does; rank root alone gets the result.\n\n"
+           "x: array of any shape; only the root's is written, and only where it passes no out. out: on the "
+           "root, "
+           "array of\n"
+           "the same shape and dtype, or None to reduce x in place; on the other ranks it is not looked at.\n"
+           "op, factor and algorithm as in all_reduce.\n"
+           "Returns out, or x, on the root and None elsewhere. Raises ValueError or TypeError for bad "
+           "arguments, "
+           "CollectiveError.")
       .def("all_gather", &all_gather, "x"_a.none(), "out"_a = nb::none(), nb::kw_only(),
-           "algorithm"_a = nb::none(),
+           "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
            "Concatenates every rank's x along dimension 0; every rank gets the result.\n\n"
            "x: array of shape (n, ...), equal on all ranks. out: array of world_size times as many elements, "
            "filled in\n"
@@ -129,20 +154,67 @@ void bind_communicator(nb::module_& m) {
            "rank's part\n"
            "of out. algorithm: None, inline, one_shot or direct.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
+      .def("gather", &gather, "x"_a.none(), "root"_a.none() = 0, "out"_a = nb::none(), nb::kw_only(),
+           "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
+           "Concatenates every rank's x along dimension 0 as all_gather does; rank root alone gets the "
+           "result.\n\n"
+           "x: array of shape (n, ...), equal on all ranks. out: on the root, array of world_size times as "
+           "many "
+           "elements, or\n"
+           "None for a new one of shape (world_size * n, ...); on the other ranks it is not looked at. In "
+           "place "
+           "where the\n"
+           "root's x is its part of out. algorithm: None, inline, one_shot or direct.\n"
+           "Returns out on the root and None elsewhere. Raises ValueError or TypeError for bad arguments, "
+           "CollectiveError.")
       .def("reduce_scatter", &reduce_scatter, "x"_a.none(), "out"_a = nb::none(), "op"_a.none() = "sum",
-           nb::kw_only(), "algorithm"_a = nb::none(),
+           nb::kw_only(), "factor"_a = nb::none(), "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
            "Reduces x over all ranks; rank r gets the r-th of world_size equal parts of the result.\n\n"
            "x: array of shape (world_size * n, ...). out: array of an equal part of the elements, or None "
            "for a new one of\n"
-           "shape (n, ...). In place where out is this rank's part of x. op as in all_reduce.\n"
+           "shape (n, ...). In place where out is this rank's part of x. op and factor as in all_reduce.\n"
            "algorithm: None, inline or two_shot.\n"
            "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
+      .def("scatter", &scatter, "x"_a.none(), "out"_a = nb::none(), "root"_a.none() = 0, nb::kw_only(),
+           "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
+           "Cuts rank root's x into world_size equal parts along dimension 0; rank r gets the r-th.\n\n"
+           "x: on the root, array of shape (world_size * n, ...), which is only read; on the other ranks it "
+           "is not "
+           "looked at\n"
+           "and may be None. out: array of an equal part of the elements; the root may pass None for a new "
+           "one of "
+           "shape\n"
+           "(n, ...), the other ranks must pass one, since they cannot know n. In place where the root's out "
+           "is "
+           "its part\n"
+           "of x. algorithm: None, inline, one_shot or direct.\n"
+           "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
+      .def("all_to_all", &all_to_all, "x"_a.none(), "out"_a = nb::none(), nb::kw_only(),
+           "send_counts"_a = nb::none(), "recv_counts"_a = nb::none(), "algorithm"_a = nb::none(),
+           "timeout"_a = nb::none(),
+           "Sends the r-th part of x to rank r; out holds the parts from all ranks in rank order.\n\n"
+           "Without counts the parts are equal: x is an array of shape (world_size * n, ...), out one of as "
+           "many "
+           "elements, or\n"
+           "None for a new one of the shape of x; in place where out is x. With counts (both are needed) "
+           "part r "
+           "has\n"
+           "send_counts[r] rows of dimension 0, of which x has sum(send_counts), and the part from rank r "
+           "has\n"
+           "recv_counts[r]; out has sum(recv_counts) rows and lies apart from x, or is None for a new array. "
+           "Where a rank\n"
+           "sends another number of elements than its receiver expects, MismatchError names both on all "
+           "ranks, "
+           "and the\n"
+           "communicator stays usable. algorithm: None, one_shot, or without counts inline or direct.\n"
+           "Returns out. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("broadcast", &broadcast, "x"_a.none(), "root"_a.none() = 0, nb::kw_only(),
-           "algorithm"_a = nb::none(),
+           "algorithm"_a = nb::none(), "timeout"_a = nb::none(),
            "Copies rank root's x into every other rank's x, which has the same size and dtype.\n\n"
            "algorithm: None, inline, one_shot or direct.\n"
            "Returns x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
-      .def("barrier", &barrier, "Returns once every rank has called it. Raises CollectiveError.")
+      .def("barrier", &barrier, nb::kw_only(), "timeout"_a = nb::none(),
+           "Returns once every rank has called it. Raises CollectiveError.")
       .def("abort", &Communicator::abort,
            "Breaks the communicator: every waiting or later call on any rank raises AbortedError. From any "
            "thread.")

@@ -32,6 +32,15 @@ const char* class_name(Cause cause) {
   return "CollectiveError";
 }
 
+// Where COLLECTIVES_DUMP asks for it. Whatever goes wrong with that must not hide the error.
+void dump_flight_record() {
+  try {
+    nb::module_::import_("collectives.flight_record").attr("on_error")();
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("collectives.flight_record.on_error");
+  }
+}
+
 void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
@@ -47,6 +56,7 @@ void translate(const std::exception_ptr& thrown, void*) {
       nb::object text =
           nb::steal(PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "replace"));
       nb::object error = type(text, failure.collective, failure.epoch, failure.ranks);
+      dump_flight_record();
       PyErr_SetObject(type.ptr(), error.ptr());
     } catch (nb::python_error& error) {
       error.restore();

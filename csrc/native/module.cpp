@@ -12,5 +12,8 @@ NB_MODULE(_native, m) {
         "The instruction set of the reduction kernels in use.");
   collectives::bind_errors(m);
   collectives::bind_communicator(m);
+  collectives::bind_point_to_point(m);
+  collectives::bind_heap(m);
+  collectives::bind_flight(m);
   collectives::bind_table(m);
 }

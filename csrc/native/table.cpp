@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,10 @@ struct LastError {
   std::vector<int> ranks;
 };
 thread_local LastError last_error;
+
+static_assert(sizeof(collectives_record) == sizeof(FlightRecord) &&
+              offsetof(collectives_record, shape) == offsetof(FlightRecord, shape) &&
+              offsetof(collectives_record, dims) == offsetof(FlightRecord, dims));
 
 Communicator* unwrap(collectives_communicator* handle) { return reinterpret_cast<Communicator*>(handle); }
 const Communicator* unwrap(const collectives_communicator* handle) {
@@ -45,6 +50,11 @@ int status(Cause cause) {
   return COLLECTIVES_ERROR;
 }
 
+int remember(const Failure& failure) {
+  last_error = {failure.what(), failure.epoch, failure.ranks};
+  return status(failure.cause);
+}
+
 // No exception may leave through a C function.
 template <class Body>
 int guarded(Body body) {
@@ -52,8 +62,7 @@ int guarded(Body body) {
     body();
     return COLLECTIVES_OK;
   } catch (const Failure& failure) {
-    last_error = {failure.what(), failure.epoch, failure.ranks};
-    return status(failure.cause);
+    return remember(failure);
   } catch (const BadArgument& bad) {
     last_error = {bad.what(), 0, {}};
     return COLLECTIVES_BAD_ARGUMENT;
@@ -83,6 +92,8 @@ Call call_from(const collectives_call& c) {
   call.factor = c.factor;
   call.send_counts = c.send_counts;
   call.recv_counts = c.recv_counts;
+  call.shape = c.shape;
+  call.dims = c.dims;
   return call;
 }
 
@@ -96,6 +107,49 @@ void run(Communicator& comm, const collectives_call& c) {
     throw;
   }
   comm.run(call);
+}
+
+Message message_from(const Communicator& comm, const collectives_message& m) {
+  return {m.data, m.count, in_range<DType>(m.dtype, kDTypeCount, "dtype"),
+          m.peer, m.tag,   m.timeout > 0 ? m.timeout : comm.timeout()};
+}
+
+// A request as the caller holds it: it may outlive the communicator.
+struct Posted {
+  std::shared_ptr<PointToPoint> messages;
+  std::shared_ptr<Request> request;
+};
+Posted* unwrap(collectives_request* handle) { return reinterpret_cast<Posted*>(handle); }
+const Posted* unwrap(const collectives_request* handle) { return reinterpret_cast<const Posted*>(handle); }
+
+struct Callback {
+  void (*done)(void*, int);
+  void* context;
+
+  static void call(void* self, const Failure* failure) {
+    const std::unique_ptr<Callback> callback(static_cast<Callback*>(self));
+    callback->done(callback->context, failure == nullptr ? COLLECTIVES_OK : remember(*failure));
+  }
+};
+
+using Post = std::shared_ptr<Request> (PointToPoint::*)(const Message&, Done, void*);
+
+template <Post post, Collective side>
+collectives_request* post_message(collectives_communicator* handle, const collectives_message* m,
+                                  void (*done)(void*, int), void* context) {
+  collectives_request* posted = nullptr;
+  guarded([&] {
+    Communicator& comm = *unwrap(handle);
+    PointToPoint& messages = comm.messages(side);
+    auto callback = std::make_unique<Callback>(done, context);
+    auto made = std::make_unique<Posted>(messages.shared_from_this());
+    made->request = done == nullptr
+                        ? (messages.*post)(message_from(comm, *m), nullptr, nullptr)
+                        : (messages.*post)(message_from(comm, *m), Callback::call, callback.get());
+    if (done != nullptr) callback.release();  // it frees itself, and may have done so
+    posted = reinterpret_cast<collectives_request*>(made.release());
+  });
+  return posted;
 }
 
 const collectives_table table = {
@@ -143,6 +197,57 @@ const collectives_table table = {
           *epoch = last_error.epoch;
           std::copy_n(last_error.ranks.begin(), std::min(room, last_error.ranks.size()), ranks);
           return last_error.ranks.size();
+        },
+    .set_timeout = [](collectives_communicator* handle,
+                      double seconds) { guarded([&] { unwrap(handle)->set_timeout(seconds); }); },
+    .epoch = [](const collectives_communicator* handle) { return unwrap(handle)->epoch(); },
+    .send =
+        [](collectives_communicator* handle, const collectives_message* m) {
+          return guarded([&] {
+            Communicator& comm = *unwrap(handle);
+            comm.messages(Collective::send).send(message_from(comm, *m));
+          });
+        },
+    .recv =
+        [](collectives_communicator* handle, collectives_message* m) {
+          return guarded([&] {
+            Communicator& comm = *unwrap(handle);
+            m->peer = comm.messages(Collective::recv).recv(message_from(comm, *m));
+          });
+        },
+    .post_send = post_message<&PointToPoint::post_send, Collective::send>,
+    .post_recv = post_message<&PointToPoint::post_recv, Collective::recv>,
+    .wait =
+        [](collectives_request* handle, double seconds) {
+          return guarded([&] { unwrap(handle)->messages->wait(unwrap(handle)->request, seconds); });
+        },
+    .finished = [](const collectives_request* handle) { return unwrap(handle)->request->finished() ? 1 : 0; },
+    .source = [](const collectives_request* handle) -> int32_t { return unwrap(handle)->request->source(); },
+    .release = [](collectives_request* handle) { delete unwrap(handle); },
+    .collective_name = [](uint8_t collective) { return name(static_cast<Collective>(collective)); },
+    .estimate =
+        [](const collectives_communicator* handle, const collectives_call* c) {
+          double seconds = 0;
+          guarded([&] { seconds = unwrap(handle)->estimate(call_from(*c)); });
+          return seconds;
+        },
+    .allocate =
+        [](size_t bytes) {
+          void* memory = nullptr;
+          guarded([&] { memory = Process::current()->heap().allocate(bytes); });
+          return memory;
+        },
+    .give_back = &Process::give_back,
+    .flight =
+        [](const collectives_communicator* handle, int rank, void* buffer, size_t room) {
+          size_t bytes = 0;
+          guarded([&] {
+            const std::vector<FlightRecord> records = unwrap(handle)->flight(rank);
+            bytes = records.size() * sizeof(FlightRecord);
+            const size_t fitting = std::min(records.size(), room / sizeof(FlightRecord));
+            if (fitting > 0) std::memcpy(buffer, records.data(), fitting * sizeof(FlightRecord));
+          });
+          return bytes;
         },
 };
 

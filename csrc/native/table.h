@@ -60,6 +60,27 @@ typedef struct {
   uint8_t dtype;
 } collectives_message;
 
+// One entry of a flight record: a call, or a message between two ranks. Times are nanoseconds since 1970; 0:
+// not so far.
+typedef struct {
+  uint64_t serial;      // entries of its kind on this rank so far, this one included
+  uint64_t epoch;       // number of the call; of a message among those from this sender to this receiver
+  uint64_t count;       // as in collectives_call
+  uint64_t queued_at;   // the call began
+  uint64_t started_at;  // all ranks had described the same call; stays 0 in calls of a few bytes
+  uint64_t ended_at;    // completed or failed
+  int64_t shape[6];     // of the caller's array
+  uint32_t root;        // of a message: the other rank
+  uint32_t tag;         // of a message
+  uint8_t collective;
+  uint8_t op;
+  uint8_t dtype;
+  uint8_t algorithm;  // that ran, once it is known
+  uint8_t state;      // 1 queued, 2 started, 3 completed, 4 failed
+  uint8_t dims;       // of the shape; 255: nobody told, or more than 6
+  uint8_t reserved[18];
+} collectives_record;
+
 typedef struct {
   uint32_t version;  // COLLECTIVES_TABLE_VERSION
   uint32_t size;     // of this struct
@@ -100,10 +121,19 @@ typedef struct {
   int32_t (*source)(const collectives_request*);      // sender of a received message
   void (*release)(collectives_request*);              // the handle; the transfer goes on
 
+  const char* (*collective_name)(uint8_t collective);
+
+  // Seconds that a call is expected to take (csrc/cpu/cost.h), by the plan that it would get.
+  double (*estimate)(const collectives_communicator*, const collectives_call*);
+
   // Memory of this process that the peers of all its communicators can read in place; NULL when there is
   // none. Aligned to pages. give_back() keeps pages for the next allocation.
   void* (*allocate)(size_t bytes);
   void (*give_back)(void*);
+
+  // The last 64 calls of a rank, then its last 64 messages, oldest first, as that rank recorded them, alive
+  // or dead: as many whole records as there is room for. Returns the bytes of all; 0 once closed everywhere.
+  size_t (*flight)(const collectives_communicator*, int rank, void* buffer, size_t room);
 } collectives_table;
 
 #ifdef __cplusplus

@@ -1,0 +1,151 @@
+#include "cpu/flight.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstdio>
+#include <optional>
+
+namespace collectives {
+namespace {
+
+using Words = std::array<uint64_t, FlightSlot::kWords>;
+
+// Word by word, so that a state that follows is one store.
+constexpr size_t kQueued = offsetof(FlightRecord, queued_at) / sizeof(uint64_t);
+constexpr size_t kStarted = offsetof(FlightRecord, started_at) / sizeof(uint64_t);
+constexpr size_t kEnded = offsetof(FlightRecord, ended_at) / sizeof(uint64_t);
+constexpr size_t kShape = offsetof(FlightRecord, shape) / sizeof(uint64_t);
+constexpr size_t kState = offsetof(FlightRecord, collective) / sizeof(uint64_t);
+static_assert(offsetof(FlightRecord, state) / sizeof(uint64_t) == kState);
+
+// A reader tries again as long as it is overtaken; a writer that died in the middle never goes on.
+constexpr int kAttempts = 100;
+
+uint64_t state_word(const FlightRecord& record) { return std::bit_cast<Words>(record)[kState]; }
+
+std::optional<FlightRecord> read_slot(const FlightSlot& slot) {
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    const uint64_t sequence = slot.words[0].load(std::memory_order_acquire);
+    if (sequence == 0) return std::nullopt;
+    if (sequence % 2 != 0) continue;
+    // The state before the times that came with it.
+    Words words;
+    for (size_t i = words.size() - 1; i > 0; --i) words[i] = slot.words[i].load(std::memory_order_acquire);
+    if (slot.words[0].load(std::memory_order_relaxed) != sequence) continue;
+    words[0] = sequence / 2;
+    return std::bit_cast<FlightRecord>(words);
+  }
+  return std::nullopt;
+}
+
+bool is_sane(const FlightRecord& r) {
+  return r.collective < kCollectiveCount && r.op < kOpCount && r.dtype < kDTypeCount &&
+         r.algorithm < kAlgorithmCount && r.state >= FlightRecord::queued &&
+         r.state <= FlightRecord::failed && (r.dims <= kFlightDims || r.dims == kNoShape);
+}
+
+std::string seconds_between(uint64_t from, uint64_t to) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.1f s", static_cast<double>(to > from ? to - from : 0) / 1e9);
+  return text;
+}
+
+}  // namespace
+
+uint64_t FlightRing::begin(const Descriptor& descriptor, uint64_t epoch, const int64_t* shape, uint32_t dims,
+                           uint32_t tag) {
+  FlightRecord record{};
+  record.epoch = epoch;
+  record.count = descriptor.count;
+  record.queued_at = ticks();
+  record.dims = shape != nullptr && dims <= kFlightDims ? static_cast<uint8_t>(dims) : kNoShape;
+  if (record.dims != kNoShape) std::copy_n(shape, dims, record.shape);
+  record.root = descriptor.root;
+  record.tag = tag;
+  record.collective = static_cast<uint8_t>(descriptor.collective);
+  record.op = static_cast<uint8_t>(descriptor.op);
+  record.dtype = static_cast<uint8_t>(descriptor.dtype);
+  record.algorithm = static_cast<uint8_t>(descriptor.algorithm);
+  record.state = FlightRecord::queued;
+  const Words words = std::bit_cast<Words>(record);
+  FlightSlot& slot = slots_[++serial_ % kFlightRecords];
+  slot.words[0].store(2 * serial_ - 1, std::memory_order_relaxed);
+  for (size_t i = 1; i < kShape + kFlightDims; ++i)
+    if (i < kShape || i - kShape < dims) slot.words[i].store(words[i], std::memory_order_release);
+  for (size_t i = kShape + kFlightDims; i <= kState; ++i)
+    slot.words[i].store(words[i], std::memory_order_release);
+  slot.words[0].store(2 * serial_, std::memory_order_release);
+  return serial_;
+}
+
+void FlightRing::start(uint64_t serial) { follow(serial, kStarted, FlightRecord::started, std::nullopt); }
+
+void FlightRing::end(uint64_t serial, FlightRecord::State state, Algorithm algorithm) {
+  follow(serial, kEnded, state, algorithm);
+}
+
+void FlightRing::follow(uint64_t serial, size_t time, FlightRecord::State state,
+                        std::optional<Algorithm> algorithm) {
+  FlightSlot& slot = slots_[serial % kFlightRecords];
+  if (serial == 0 || slot.words[0].load(std::memory_order_relaxed) != 2 * serial) return;
+  Words words{};
+  words[kState] = slot.words[kState].load(std::memory_order_relaxed);
+  auto record = std::bit_cast<FlightRecord>(words);
+  record.state = state;
+  if (algorithm) record.algorithm = static_cast<uint8_t>(*algorithm);
+  slot.words[time].store(ticks(), std::memory_order_release);
+  slot.words[kState].store(state_word(record), std::memory_order_release);
+}
+
+void open_flight_pages(FlightPages& pages) {
+  const Moment now = Moment::now();
+  pages.origin_ticks.store(now.ticks, std::memory_order_relaxed);
+  pages.origin_wall.store(now.wall, std::memory_order_release);
+}
+
+std::vector<FlightRecord> read_flight(const FlightPages& pages) {
+  std::vector<FlightRecord> records;
+  auto read_ring = [&](const FlightSlot* slots) {
+    const auto first = static_cast<std::ptrdiff_t>(records.size());
+    for (size_t i = 0; i < kFlightRecords; ++i)
+      if (std::optional<FlightRecord> record = read_slot(slots[i]); record && is_sane(*record))
+        records.push_back(*record);
+    std::sort(records.begin() + first, records.end(),
+              [](const FlightRecord& a, const FlightRecord& b) { return a.serial < b.serial; });
+  };
+  read_ring(pages.calls);
+  read_ring(pages.messages);
+  const Moment origin{pages.origin_ticks.load(std::memory_order_relaxed),
+                      pages.origin_wall.load(std::memory_order_acquire)};
+  const Moment now = Moment::now();
+  for (FlightRecord& record : records)
+    for (uint64_t* at : {&record.queued_at, &record.started_at, &record.ended_at})
+      if (*at != 0) *at = wall_at(*at, origin, now);
+  return records;
+}
+
+std::string last_call(const std::vector<FlightRecord>& records) {
+  const FlightRecord* last = nullptr;
+  for (const FlightRecord& record : records)
+    if (Collective(record.collective) != Collective::send &&
+        Collective(record.collective) != Collective::recv)
+      last = &record;
+  if (last == nullptr) return "";
+  Descriptor called = last->descriptor();
+  called.algorithm = Algorithm::automatic;
+  const uint64_t now = Moment::now().wall;
+  std::string text = describe(called) + ", call " + std::to_string(last->epoch) + ", ";
+  switch (last->state) {
+    case FlightRecord::completed:
+      return text + "completed " + seconds_between(last->ended_at, now) + " ago";
+    case FlightRecord::failed:
+      return text + "failed " + seconds_between(last->ended_at, now) + " ago";
+    case FlightRecord::started:
+      return text + "in it for " + seconds_between(last->started_at, now);
+    default:
+      return text + "waiting in it for " + seconds_between(last->queued_at, now);
+  }
+}
+
+}  // namespace collectives

@@ -1,0 +1,77 @@
+// The order of one communicator's collectives, and who runs them.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "torch/work.h"
+
+namespace collectives::torch_adapter {
+
+class QueuedWork;
+
+// Calls run one at a time, in the order in which they were begun. A synchronous call that finds the queue
+// idle runs on its own thread and never enters it. What is in the queue is run by whoever is there first: a
+// thread that waits for it, or for something behind it, or the worker, which is started with the first
+// asynchronous call. So no call ever needs the worker to be scheduled if somebody waits, and none needs
+// anybody to wait.
+//
+// Lives as long as somebody may run: the worker and every queued call hold it.
+class Queue : public std::enable_shared_from_this<Queue> {
+ public:
+  explicit Queue(int owner) : owner_(owner) {}
+
+  // The right to run now, for a caller that was not queued. False where something runs or waits.
+  bool try_enter();
+  void leave();
+
+  void push(c10::intrusive_ptr<QueuedWork> work);
+  // Runs what is queued until `work` has ended, or sleeps while others do. `seconds` (0: none) bounds the
+  // sleeping.
+  void drive(QueuedWork& work, double seconds);
+  // Fails what has not started, and ends the worker. What runs must have been made to end before.
+  void stop(const std::exception_ptr& reason);
+
+ private:
+  void work_off();
+  void run_front(std::unique_lock<std::mutex>& lock);
+
+  const int owner_;  // process id: in a forked child there is no worker
+  std::mutex mutex_;
+  std::condition_variable work_there_;  // the worker sleeps here
+  std::condition_variable turn_over_;   // those who wait for a call
+  std::deque<c10::intrusive_ptr<QueuedWork>> waiting_;
+  std::thread worker_;
+  std::exception_ptr stopped_;
+  int sleepers_ = 0;  // on turn_over_
+  bool running_ = false;
+};
+
+// A call in a queue.
+class QueuedWork final : public Work {
+ public:
+  QueuedWork(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs,
+             uint64_t sequence, std::shared_ptr<Queue> queue, std::function<void()> body)
+      : Work(rank, type, title, std::move(outputs), sequence),
+        queue_(std::move(queue)),
+        body_(std::move(body)) {}
+
+  // Once, by the queue.
+  void run();
+  void fail(const std::exception_ptr& reason) {
+    body_ = nullptr;
+    complete(reason);
+  }
+
+ protected:
+  void block(double seconds) override { queue_->drive(*this, seconds); }
+
+ private:
+  const std::shared_ptr<Queue> queue_;
+  std::function<void()> body_;
+};
+
+}  // namespace collectives::torch_adapter

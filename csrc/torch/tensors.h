@@ -1,0 +1,51 @@
+// From tensors to what the core takes: packed arrays of known element types.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+#include "core/op.h"
+
+namespace collectives::torch_adapter {
+
+// Throw BadInput, naming the tensor by `role`: a dense tensor in CPU memory. An output in which two indices
+// share memory cannot be written.
+void check_input(const at::Tensor& tensor, const char* role);
+void check_output(const at::Tensor& tensor, const char* role);
+void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* roles);
+// No two of them share memory: each is to hold a result of its own.
+void check_apart(const std::vector<at::Tensor>& outputs);
+
+// Elements as the core counts them when it only moves them. An element type that it does not know goes as
+// bytes.
+struct Movement {
+  DType dtype;
+  uint64_t size;  // core elements for each element of the tensor
+};
+Movement movement_of(at::ScalarType type);
+
+// Throws BadInput where no reduction knows the type.
+DType reduction_type(at::ScalarType type);
+
+struct Reduction {
+  Op op;
+  double factor;  // premul_sum
+};
+Reduction reduction_of(const c10d::ReduceOp& op);
+
+// The tensor itself where its elements lie one after another, else a packed copy (`fill`: with its values).
+at::Tensor packed(const at::Tensor& tensor, bool fill = true);
+// Writes a packed copy back; nothing where it is the tensor itself.
+void unpack(const at::Tensor& tensor, const at::Tensor& image);
+
+// One packed array for equal parts, that the parts are copied from or to; where they already lie one after
+// another in memory it is that memory.
+at::Tensor joined(const std::vector<at::Tensor>& parts, bool fill);
+void spread(const at::Tensor& whole, const std::vector<at::Tensor>& parts);
+
+}  // namespace collectives::torch_adapter
