@@ -10,11 +10,15 @@ import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 
 try:
+    import tqdm
+
+    # Its monitor is a thread, which a fork does not copy.
+    tqdm.tqdm.monitor_interval = 0
     import transformers.models.llama.modeling_llama  # noqa: F401
 except ImportError:
     pass  # the tests that need it are skipped
 
-# With more, the server would have threads, which a fork does not copy.
+# With more, the server would have threads of OpenMP too.
 torch.set_num_threads(1)
 torch.compile(lambda x: x + 1, backend="aot_eager")(torch.ones(2))
 torch._dynamo.reset()
