@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 import _collectives_autoload
+from collectives import flight_record
 from collectives.rendezvous.store import StoreRendezvous
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -162,9 +163,19 @@ def create(options: Any, pg_options: Any) -> Any:
     members = ",".join(map(str, options.global_ranks_in_group))
     store = PrefixStore(members, options.store) if members else options.store
     meeting = StoreRendezvous(store, rank, size)
-    backend.connect(b"".join(meeting.exchange(backend.announcement, timeout.total_seconds())))
+    announcements = meeting.exchange(backend.announcement, timeout.total_seconds())
+    backend.connect(b"".join(announcements))
+    observer = backend.observer()
+    flight_record.register(
+        observer,
+        rank,
+        announcements,
+        ranks=options.global_ranks_in_group or None,
+        description=f"process group {options.group_id}",
+        read=lambda group, of: group.flight_record(of),
+    )
 
-    def gloo() -> Any:
+    def gloo(observer: Any = observer) -> Any:  # lives as long as the backend, and the observer with it
         if pg_options.fallback == "log":
             _log_once("sparse tensors are reduced by Gloo")
         return ProcessGroupGloo(PrefixStore("fallback", store), rank, size, timeout)

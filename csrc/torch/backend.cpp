@@ -93,6 +93,13 @@ void Backend::connect(const std::string& announcements) {
   check(table().connect(core_, announcements.data(), announcements.size()), Collective::barrier);
 }
 
+std::string Backend::flight_record(int rank) const {
+  std::string records(table().flight(core_, rank, nullptr, 0), '\0');
+  const size_t bytes = table().flight(core_, rank, records.data(), records.size());
+  records.resize(std::min(records.size(), bytes));
+  return records;
+}
+
 void Backend::run(const Described& d) {
   collectives_call call{};
   call.in = d.in;

@@ -37,6 +37,9 @@ class Backend final : public c10d::Backend {
   // The two steps of meeting: carry the announcement to all ranks, and all of theirs here.
   std::string announcement() const;
   void connect(const std::string& announcements);
+  bool healthy() const { return table().healthy(core_) != 0; }
+  bool down() const { return down_; }
+  std::string flight_record(int rank) const;  // as native/table.h lays it out
   void set_fallback(MakeFallback make) { make_fallback_ = std::move(make); }
 
   const std::string getBackendName() const override { return "collectives"; }

@@ -42,6 +42,11 @@ void translate(std::exception_ptr thrown) {
     if (thrown) std::rethrow_exception(thrown);
   } catch (const Failure& failure) {
     try {
+      py::module_::import("collectives.flight_record").attr("on_error")();
+    } catch (py::error_already_set& error) {
+      error.discard_as_unraisable("collectives.flight_record.on_error");
+    }
+    try {
       const py::object type = py::module_::import("collectives.errors").attr(class_name(failure.status));
       const std::string what = failure.what_without_backtrace();
       // A peer's words may hold anything.

@@ -33,6 +33,28 @@ std::shared_ptr<py::object> held(py::object object) {
           }};
 }
 
+// A backend as its flight record sees it: it does not keep the backend alive.
+class Observer {
+ public:
+  explicit Observer(const c10::intrusive_ptr<Backend>& backend) : backend_(backend) {}
+
+  bool healthy() const {
+    const auto backend = backend_.lock();
+    return backend && backend->healthy();
+  }
+  bool closed() const {
+    const auto backend = backend_.lock();
+    return !backend || backend->down();
+  }
+  py::bytes flight_record(int rank) const {
+    const auto backend = backend_.lock();
+    return backend ? py::bytes(backend->flight_record(rank)) : py::bytes();
+  }
+
+ private:
+  c10::weak_intrusive_ptr<Backend> backend_;
+};
+
 void bind_options(py::module_& m) {
   py::class_<GroupOptions, c10::intrusive_ptr<GroupOptions>, c10d::Backend::Options>(
       m, "Options",
@@ -55,6 +77,10 @@ void bind_options(py::module_& m) {
 }
 
 void bind_backend(py::module_& m) {
+  py::class_<Observer>(m, "Observer", "A backend as the flight record sees it.")
+      .def_property_readonly("healthy", &Observer::healthy)
+      .def_property_readonly("closed", &Observer::closed)
+      .def("flight_record", &Observer::flight_record, py::arg("rank"));
   using Without = py::call_guard<py::gil_scoped_release>;
   py::class_<Backend, c10::intrusive_ptr<Backend>, c10d::Backend>(
       m, "Backend", "The c10d backend of one process group; made by torch.distributed.")
@@ -87,6 +113,7 @@ void bind_backend(py::module_& m) {
             backend.monitoredBarrier(options, wait_all_ranks);
           },
           py::arg("timeout") = c10d::kUnsetTimeout, py::arg("wait_all_ranks") = false, Without())
+      .def("observer", [](const c10::intrusive_ptr<Backend>& backend) { return Observer(backend); })
       .def("_start_time_estimate", &Backend::start_time_estimate)
       .def("_end_time_estimate", &Backend::end_time_estimate);
 }

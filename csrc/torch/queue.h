@@ -18,8 +18,9 @@ class QueuedWork;
 // asynchronous call. So no call ever needs the worker to be scheduled if somebody waits, and none needs
 // anybody to wait.
 //
-// A call gives the right to run away before the callbacks of its future run: a callback may begin another call
-// and wait for it (DDP's PowerSGD hook does). While the worker is in a callback another worker takes its place.
+// A call gives the right to run away before the callbacks of its future run: a callback may begin another
+// call and wait for it (DDP's PowerSGD hook does). While the worker is in a callback another worker takes its
+// place.
 //
 // Lives as long as somebody may run: workers and queued calls hold it.
 class Queue : public std::enable_shared_from_this<Queue> {
