@@ -213,7 +213,9 @@ def test_steps_leave_memory_flat(world: int) -> None:
             first, last = seen[0], seen[-1]
             assert last["mappings"] <= first["mappings"] + 3, (first, last)
             assert last["descriptors"] == first["descriptors"], (first, last)
-            assert last["kB"] <= first["kB"] + 4096, (first, last)
+            # The blocks of a step change places, so that a peer touches more and more of their pages; but not
+            # those of new blocks, of which 60 steps would make half a gigabyte.
+            assert last["kB"] <= first["kB"] + world * 9000, (first, last)
             assert last["kept_bytes"] == first["kept_bytes"], (first, last)
             assert last["kept_bytes"] + last["live_bytes"] <= (6 << 20) + 8192, last
 

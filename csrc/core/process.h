@@ -38,8 +38,8 @@ class Process {
  public:
   // The process's only instance, made when first asked for, and again in a forked child.
   static std::shared_ptr<Process> current();
-  // To its heap, from any thread and at any time: memory that is not its own, such as the parent's in a forked
-  // child, stays as it is.
+  // To its heap, from any thread and at any time: memory that is not its own, such as the parent's in a
+  // forked child, stays as it is.
   static void give_back(void* memory) noexcept;
 
   Process();
