@@ -19,7 +19,7 @@ import oracle
 import pytest
 from cases import Case
 from ranks import Outcome, Pool, attempt, new_key, rank_environment
-from test_capsule import function
+from test_capsule import Table
 from test_ending import forked
 from test_failure import assert_noticed, assert_stays_broken, survivors_of
 from test_leaks import resources
@@ -500,16 +500,12 @@ def test_a_limited_address_space_stages() -> None:
         assert outcome.error == "MemoryError" and "ulimit -v" in outcome.text, outcome
 
 
-# Where the table's two entries lie: its layout is fixed for ever.
-ALLOCATE, GIVE_BACK = 168, 176
-
-
 def test_through_the_table() -> None:
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     at = get(_native.table(), b"collectives._native.table")
-    allocate = function(ctypes.c_void_p, ctypes.c_size_t).from_address(at + ALLOCATE)
-    give_back = function(None, ctypes.c_void_p).from_address(at + GIVE_BACK)
+    entries = Table.from_address(at)
+    allocate, give_back = entries.allocate, entries.give_back
     live = _native.heap_usage()["live_bytes"]
     memory = allocate(5000)
     assert memory % 4096 == 0 and _native.heap_usage()["live_bytes"] == live + 8192

@@ -7,7 +7,8 @@
 
 The suite ships in torch's wheel. It decides by the backend's name, while its module is imported, which tests
 exist, and many are Gloo's alone. So it is imported under Gloo's name, which grants every backend what Gloo is
-granted, and the name is set to the real one afterwards, before anything runs.
+granted, and the name is set to the real one afterwards, before anything runs; it still equals Gloo's where a
+test compares it.
 
 Each test gets new processes, forked from a server that has imported torch and the suite, and a time limit.
 `--conformance` runs what Gloo passes (the record, if it was made with this torch, else Gloo runs first) and
@@ -48,6 +49,19 @@ class Result(NamedTuple):
     seconds: float = 0.0
 
 
+class Name(str):
+    """A backend's name that also passes for Gloo's: some tests look at it while they run."""
+
+    def __eq__(self, other: object) -> bool:
+        return other == "gloo" or str.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash("gloo")  # to be found in sets of names
+
+
 def load(backend: str, module: str) -> Any:
     """The suite's module, imported under Gloo's name and then given the backend's."""
     if module:
@@ -55,7 +69,8 @@ def load(backend: str, module: str) -> Any:
     os.environ["BACKEND"] = "gloo"
     os.environ.setdefault("TEMP_DIR", tempfile.gettempdir())
     suite = importlib.import_module(SUITE)
-    suite.BACKEND = os.environ["BACKEND"] = backend
+    os.environ["BACKEND"] = backend
+    suite.BACKEND = Name(backend)
     return suite
 
 

@@ -74,6 +74,14 @@ Backend::~Backend() {
   table().destroy(core_);
 }
 
+void Backend::release_resources() {
+  if (getpid() != owner_) return;
+  const WithoutGil released;
+  shutdown();
+  make_fallback_ = nullptr;
+  fallback_.reset();
+}
+
 void shutdown_all() {
   std::vector<Backend*> all;
   {

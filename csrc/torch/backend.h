@@ -88,6 +88,9 @@ class Backend final : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
+  // The last strong reference went. Weak ones (the flight record's) keep the object until this has let go of
+  // them.
+  void release_resources() override;
 
  private:
   struct Described {  // one call of the core
