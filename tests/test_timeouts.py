@@ -59,7 +59,7 @@ def test_a_call_keeps_its_own_timeout(pair: Pool, collective: str) -> None:
     count = 5 if COLLECTIVES.index(collective) % 2 else 100_000
     outcome = pair.run(alone, collective, count, 0.3, limit=90)[0]
     assert outcome.error == "CollectiveTimeoutError" and outcome.ranks == (1,), outcome
-    assert "rank 1 did not arrive within 0.3 s" in outcome.text, outcome
+    assert "rank 1 did not arrive within the timeout of 0.3 s" in outcome.text, outcome
     assert collective in outcome.text and 0.3 <= outcome.elapsed < 30, outcome
 
 

@@ -333,10 +333,11 @@ Failure Group<Memory>::broken() const {
       std::snprintf(seconds, sizeof seconds, "%g", timeout_);
       if (std::vector<int> late = missing(); std::find(late.begin(), late.end(), s.culprit) != late.end())
         culprits = late;
-      text += list_ranks(culprits) + (expired_ ? std::string(" did not arrive within ") + seconds + " s"
-                                               : std::string(" did not arrive in time for another rank (the "
-                                                             "timeout of this one: ") +
-                                                     seconds + " s)");
+      text += list_ranks(culprits) +
+              (expired_ ? std::string(" did not arrive within the timeout of ") + seconds + " s"
+                        : std::string(" did not arrive in time for another rank (the "
+                                      "timeout of this one: ") +
+                              seconds + " s)");
       break;
     }
     case Cause::aborted:
