@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from collectives import torch_backend
 
@@ -34,15 +35,23 @@ __all__ = [
     "reduce_scatter",
 ]
 
-# Where a compiled function does not use a result, this rank must take part all the same.
-for _name in __all__:
-    torch.fx.node.has_side_effect(getattr(_ops, _name).default)
+# Compiled code must call them all, in the order of the program: also those whose result this rank does not use,
+# and also where another rank's program differs in what it does between them. That is to be had for functional
+# operators only; hence _overwritten.
+for _name in ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"):
+    _register_effectful_op(getattr(_ops, _name).default, _EffectType.ORDERED)
 
 
 def _name_of(group: Group) -> str:
     if group is None:
         group = dist.distributed_c10d._get_default_group()
     return group if isinstance(group, str) else group.group_name
+
+
+def _overwritten(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError("x is written, but requires a gradient: call the function without underscore")
+    return x.copy_(result)
 
 
 def all_reduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
@@ -57,6 +66,8 @@ def all_reduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.T
 
 def all_reduce_(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
     """Reduce over all ranks into `x`, which must not require a gradient, and return it."""
+    if torch.compiler.is_compiling():
+        return _overwritten(x, all_reduce(x.detach(), op, group))
     _ops.all_reduce_.default(x, op, _name_of(group))
     return x
 
@@ -114,5 +125,7 @@ def broadcast(x: torch.Tensor, root: int = 0, group: Group = None) -> torch.Tens
 
 def broadcast_(x: torch.Tensor, root: int = 0, group: Group = None) -> torch.Tensor:
     """Copy the root's `x` into everybody's, which must not require a gradient, and return it."""
+    if torch.compiler.is_compiling():
+        return _overwritten(x, broadcast(x.detach(), root, group))
     _ops.broadcast_.default(x, root, _name_of(group))
     return x
