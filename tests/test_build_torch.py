@@ -56,7 +56,9 @@ def test_a_module_for_another_torch_is_not_loaded(
     installed(version, monkeypatch)
     monkeypatch.setenv("COLLECTIVES_CACHE_DIR", str(tmp_path))
     had = "was built for torch 2.11.0" if version else "was not built"
-    with pytest.raises(ImportError, match=f"{had}, and torch .* is running: run `python -m collectives build"):
+    with pytest.raises(
+        ImportError, match=f"{had}, and torch .* is running: run `python -m collectives build"
+    ):
         torch_backend.load()
     assert "collectives._torch" not in sys.modules
 

@@ -242,7 +242,8 @@ def test_dealing_cores() -> None:
 
 def test_binding_uses_only_allowed_cores(tmp_path: Path) -> None:
     allowed = sorted(os.sched_getaffinity(0))
-    show = "import os; print(sorted(os.sched_getaffinity(0)))"
+    # In one write: the ranks share the pipe.
+    show = "import os; os.write(1, f'{sorted(os.sched_getaffinity(0))}\\n'.encode())"
     done = launch("-np", str(len(allowed)), "--bind", sys.executable, "-c", show)
     assert sorted(done.stdout.split()) == sorted(f"[{core}]" for core in allowed)
     last = f"import os; os.sched_setaffinity(0, {{{allowed[-1]}}})\n"

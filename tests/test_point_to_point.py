@@ -18,6 +18,11 @@ NOTICED = 1.0  # seconds from a rank's end to the error on the other
 LARGE = 1_500_000  # elements of float32: far more than a ring holds
 
 
+def assert_noticed(outcome: Outcome, since: float) -> None:
+    # A rank that began its call later than that, on a busy machine, could not notice earlier.
+    assert min(outcome.finished - since, outcome.elapsed) < NOTICED, outcome
+
+
 def pattern(count: int, *numbers: int) -> Any:
     """Elements that tell who sent what."""
     rng = np.random.default_rng(numbers)
@@ -362,10 +367,8 @@ def test_a_send_that_nobody_takes_times_out() -> None:
 
 
 def endless(comm: Any, sends: bool) -> None:
-    x = np.zeros(50_000_000, np.float32)
+    x = np.zeros(20_000_000, np.float32)
     other = 1 - comm.rank
-    comm.send(x[:1], other)
-    comm.recv(x[:1], other)
     while True:
         if sends == (comm.rank == 0):
             comm.send(x, other)
@@ -376,13 +379,14 @@ def endless(comm: Any, sends: bool) -> None:
 @pytest.mark.parametrize("victim_sends", [True, False])
 def test_killed_in_the_middle_of_a_message(victim_sends: bool) -> None:
     with Pool(2) as pool:
+        pool.run(blocking_shift, [LARGE])
         pool.start(endless, not victim_sends)
         time.sleep(0.8)
         since = pool.signal(1, signal.SIGKILL)
         (outcome,) = pool.collect(20, [0])
         assert outcome.error == "PeerDiedError" and outcome.ranks == (1,), outcome
         assert ("recv" if victim_sends else "send") in outcome.text and "rank 1" in outcome.text
-        assert outcome.finished - since < NOTICED, outcome
+        assert_noticed(outcome, since)
         (again,) = pool.outcomes(endless, victim_sends, ranks=[0])
         assert again.error == "PeerDiedError", again
 
@@ -390,10 +394,7 @@ def test_killed_in_the_middle_of_a_message(victim_sends: bool) -> None:
 def wait_for_any(comm: Any) -> Any:
     if comm.rank == 2:
         time.sleep(60)
-    if comm.rank == 1:
-        time.sleep(0.8)
-        return comm.recv(np.zeros(2), 0, tag=1)
-    return comm.recv(np.zeros(2), None, tag=1)
+    return comm.recv(np.zeros(2), 0 if comm.rank == 1 else None, tag=1)
 
 
 def test_killed_while_others_wait_for_any() -> None:
@@ -404,7 +405,7 @@ def test_killed_while_others_wait_for_any() -> None:
         # Rank 1 does not wait for rank 2, but learns of it from rank 0.
         for outcome in pool.collect(20, [0, 1]):
             assert outcome.error == "PeerDiedError" and outcome.ranks == (2,), outcome
-            assert outcome.finished - since < NOTICED + 0.8, outcome
+            assert_noticed(outcome, since)
 
 
 def send_and_go(comm: Any, how: str) -> Any:
@@ -470,13 +471,15 @@ def test_signals(closes: bool) -> None:
 
 def interrupted_wait(comm: Any) -> Outcome | None:
     if comm.rank == 1:
-        time.sleep(1)
+        comm.barrier()
         comm.send(pattern(5, 1), 0)
         return None
     y = np.zeros(5, np.int32)
     request = comm.irecv(y, 1)
     threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     outcome = attempt(0, request.wait)
+    assert not request.done
+    comm.barrier()
     request.wait()
     assert (y == pattern(5, 1)).all() and comm.healthy
     return outcome
@@ -485,7 +488,7 @@ def interrupted_wait(comm: Any) -> Outcome | None:
 def test_an_interrupted_wait_leaves_the_request() -> None:
     with Pool(2) as pool:
         outcome = pool.run(interrupted_wait)[0]
-    assert outcome.error == "KeyboardInterrupt" and outcome.elapsed < 0.9, outcome
+    assert outcome.error == "KeyboardInterrupt", outcome
 
 
 def in_a_child(comm: Any) -> list[str]:

@@ -139,7 +139,8 @@ class Group {
   bool has_left(int peer) const { return standing(peer).state == Standing::closed; }
 
  private:
-  static constexpr int kYields = 200;  // looks of about a microsecond each before the first sleep
+  static constexpr int kYields = 200;            // looks of about a microsecond each before the first sleep
+  static constexpr double kYieldSeconds = 2e-3;  // on a crowded machine a single one may take 50 ms
   // A flag line that a peer has read must be taken back from its cache to be written. Measured: 60 ns where
   // the two cores share an L3, 150 ns where they do not. Where ranks run changes (virtual CPUs wander), so it
   // is sampled.
@@ -200,7 +201,8 @@ class Group {
 
   // The patient half of a wait: give the core away, then sleep, and look for reasons to stop.
   void wait(int peer, const Word& flag) {
-    for (int i = 0; i < kYields; ++i) {
+    const double yield_until = watch_.now() + kYieldSeconds;
+    for (int i = 0; i < kYields && watch_.now() < yield_until; ++i) {
       Memory::yield();
       if (reached(Memory::load(flag), sequence_)) return;
     }

@@ -15,7 +15,10 @@ namespace {
 
 using Memory = RealMemory;
 
-constexpr int kYields = 200;      // after kSpins looks; then sleep
+// After kSpins looks: yield so often, or so long, then sleep. On a busy machine one yield may cost a turn of
+// every other process.
+constexpr int kYields = 200;
+constexpr double kYieldSeconds = 1e-3;
 constexpr int kLooks = 1000;      // looks after which the reasons to stop are asked for in any case
 constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 constexpr std::chrono::seconds kRest{2};
@@ -86,10 +89,13 @@ PointToPoint::Ended PointToPoint::drive(Lock& lock, const Request& request, doub
   ++waiters_;
   Ended ended = Ended::settled;
   int idle = 0, looks = 0;
+  double yields_since = 0;
   while (!request.settled_) {
     idle = move_all() ? 0 : idle + 1;
     deliver(lock);
     if (request.settled_) break;
+    if (idle == kSpins) yields_since = membership_->now();
+    if (idle > kSpins && membership_->now() - yields_since > kYieldSeconds) idle = kSpins + kYields;
     if (idle < kSpins + kYields && ++looks < kLooks) {
       lock.unlock();
       idle < kSpins ? Memory::pause() : Memory::yield();
