@@ -14,6 +14,7 @@ else is raised is the backend's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,13 +33,14 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "broadcast_",
+    "reduce",
     "reduce_scatter",
 ]
 
-# Compiled code must call them all, in the order of the program: also those whose result this rank does not use,
-# and also where another rank's program differs in what it does between them. That is to be had for functional
-# operators only; hence _overwritten.
-for _name in ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce_scatter"):
+# Compiled code must call them all, in the order of the program: also those whose result this rank does not
+# use, and also where another rank's program differs in what it does between them. That is to be had for
+# functional operators only; hence _overwritten.
+for _name in ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter"):
     _register_effectful_op(getattr(_ops, _name).default, _EffectType.ORDERED)
 
 
@@ -46,6 +48,13 @@ def _name_of(group: Group) -> str:
     if group is None:
         group = dist.distributed_c10d._get_default_group()
     return group if isinstance(group, str) else group.group_name
+
+
+def _size_of(group: Group) -> int:
+    if isinstance(group, dist.ProcessGroup):
+        return group.size()
+    name: Any = _name_of(group)  # torch has a type of its own for it
+    return int(dist.distributed_c10d._get_group_size_by_name(name))
 
 
 def _overwritten(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -78,7 +87,7 @@ def all_gather(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     Returns:
         A tensor of shape ``[W * x.shape[0], *x.shape[1:]]``, or ``[W]`` where x has no dimension.
     """
-    result: torch.Tensor = _ops.all_gather.default(x, _name_of(group))
+    result: torch.Tensor = _ops.all_gather.default(x, _size_of(group), _name_of(group))
     return result
 
 
@@ -88,7 +97,7 @@ def reduce_scatter(x: torch.Tensor, op: str = "sum", group: Group = None) -> tor
     Returns:
         A tensor of shape ``[x.shape[0] / W, *x.shape[1:]]``. Sum and avg have a gradient.
     """
-    result: torch.Tensor = _ops.reduce_scatter.default(x, op, _name_of(group))
+    result: torch.Tensor = _ops.reduce_scatter.default(x, op, _size_of(group), _name_of(group))
     return result
 
 
@@ -110,6 +119,16 @@ def all_to_all(
         A tensor of shape ``[sum(output_splits), *x.shape[1:]]``.
     """
     result: torch.Tensor = _ops.all_to_all.default(x, output_splits, input_splits, _name_of(group))
+    return result
+
+
+def reduce(x: torch.Tensor, root: int = 0, op: str = "sum", group: Group = None) -> torch.Tensor:
+    """Reduce over all ranks; the rank `root` of the group gets the result, the others zeros.
+
+    Returns:
+        A tensor of x's shape and dtype. Sum has a gradient, that of the root's result.
+    """
+    result: torch.Tensor = _ops.reduce.default(x, op, root, _name_of(group))
     return result
 
 
