@@ -41,7 +41,16 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # These need torch, and importing torch takes seconds: so not before one is asked for.
-_OPS = ("all_gather", "all_reduce", "all_reduce_", "all_to_all", "broadcast", "broadcast_", "reduce_scatter")
+_OPS = (
+    "all_gather",
+    "all_reduce",
+    "all_reduce_",
+    "all_to_all",
+    "broadcast",
+    "broadcast_",
+    "reduce",
+    "reduce_scatter",
+)
 
 __all__ = [
     "AbortedError",

@@ -14,9 +14,11 @@ else is raised is the backend's.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
 
 from collectives import torch_backend
 
@@ -31,18 +33,34 @@ __all__ = [
     "all_to_all",
     "broadcast",
     "broadcast_",
+    "reduce",
     "reduce_scatter",
 ]
 
-# Where a compiled function does not use a result, this rank must take part all the same.
-for _name in __all__:
-    torch.fx.node.has_side_effect(getattr(_ops, _name).default)
+# Compiled code must call them all, in the order of the program: also those whose result this rank does not
+# use, and also where another rank's program differs in what it does between them. That is to be had for
+# functional operators only; hence _overwritten.
+for _name in ("all_gather", "all_reduce", "all_to_all", "broadcast", "reduce", "reduce_scatter"):
+    _register_effectful_op(getattr(_ops, _name).default, _EffectType.ORDERED)
 
 
 def _name_of(group: Group) -> str:
     if group is None:
         group = dist.distributed_c10d._get_default_group()
     return group if isinstance(group, str) else group.group_name
+
+
+def _size_of(group: Group) -> int:
+    if isinstance(group, dist.ProcessGroup):
+        return group.size()
+    name: Any = _name_of(group)  # torch has a type of its own for it
+    return int(dist.distributed_c10d._get_group_size_by_name(name))
+
+
+def _overwritten(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError("x is written, but requires a gradient: call the function without underscore")
+    return x.copy_(result)
 
 
 def all_reduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
@@ -57,6 +75,8 @@ def all_reduce(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.T
 
 def all_reduce_(x: torch.Tensor, op: str = "sum", group: Group = None) -> torch.Tensor:
     """Reduce over all ranks into `x`, which must not require a gradient, and return it."""
+    if torch.compiler.is_compiling():
+        return _overwritten(x, all_reduce(x.detach(), op, group))
     _ops.all_reduce_.default(x, op, _name_of(group))
     return x
 
@@ -67,7 +87,7 @@ def all_gather(x: torch.Tensor, group: Group = None) -> torch.Tensor:
     Returns:
         A tensor of shape ``[W * x.shape[0], *x.shape[1:]]``, or ``[W]`` where x has no dimension.
     """
-    result: torch.Tensor = _ops.all_gather.default(x, _name_of(group))
+    result: torch.Tensor = _ops.all_gather.default(x, _size_of(group), _name_of(group))
     return result
 
 
@@ -77,7 +97,7 @@ def reduce_scatter(x: torch.Tensor, op: str = "sum", group: Group = None) -> tor
     Returns:
         A tensor of shape ``[x.shape[0] / W, *x.shape[1:]]``. Sum and avg have a gradient.
     """
-    result: torch.Tensor = _ops.reduce_scatter.default(x, op, _name_of(group))
+    result: torch.Tensor = _ops.reduce_scatter.default(x, op, _size_of(group), _name_of(group))
     return result
 
 
@@ -102,6 +122,16 @@ def all_to_all(
     return result
 
 
+def reduce(x: torch.Tensor, root: int = 0, op: str = "sum", group: Group = None) -> torch.Tensor:
+    """Reduce over all ranks; the rank `root` of the group gets the result, the others zeros.
+
+    Returns:
+        A tensor of x's shape and dtype. Sum has a gradient, that of the root's result.
+    """
+    result: torch.Tensor = _ops.reduce.default(x, op, root, _name_of(group))
+    return result
+
+
 def broadcast(x: torch.Tensor, root: int = 0, group: Group = None) -> torch.Tensor:
     """Copy the `x` of the rank `root` of the group to everybody.
 
@@ -114,5 +144,7 @@ def broadcast(x: torch.Tensor, root: int = 0, group: Group = None) -> torch.Tens
 
 def broadcast_(x: torch.Tensor, root: int = 0, group: Group = None) -> torch.Tensor:
     """Copy the root's `x` into everybody's, which must not require a gradient, and return it."""
+    if torch.compiler.is_compiling():
+        return _overwritten(x, broadcast(x.detach(), root, group))
     _ops.broadcast_.default(x, root, _name_of(group))
     return x

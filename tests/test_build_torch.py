@@ -1,4 +1,4 @@
-"""`python -m collectives build-torch`, the cache it fills, and what is said where no module fits the torch."""
+"""`python -m collectives build-torch`, its cache, and what is said where no module fits the torch."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 // Contract: a call runs on the caller's thread and its result is there when it returns. All ranks of the
 // group make the same calls in the same order. Functional ones return a new contiguous tensor and have a
 // gradient, which is again a collective, so that all ranks must take it; those with an underscore write their
-// input and have none. Fake tensors take the Meta kernels, which need the group to exist, because it knows
-// its size.
+// input and have none. Where shapes depend on the
+// group's size it is an argument, because compiled code is cached by the arguments.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
@@ -28,6 +28,13 @@ using std::string_view;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 Group group_named(string_view name) { return c10d::resolve_process_group(string(name)); }
+
+Group group_named(string_view name, int64_t size) {
+  Group group = group_named(name);
+  TORCH_CHECK_VALUE(group->getSize() == size, "group_size is ", size, ", but the group has ",
+                    group->getSize(), " ranks");
+  return group;
+}
 
 ReduceOp::RedOpType reduction(string_view name) {
   static constexpr std::pair<string_view, ReduceOp::RedOpType> kReductions[] = {
@@ -64,9 +71,9 @@ Tensor with_rows(const Tensor& input, c10::SymInt rows) {
 
 c10::SymInt rows_of(const Tensor& input) { return input.dim() == 0 ? c10::SymInt(1) : input.sym_size(0); }
 
-Tensor gathered_like(const Tensor& input, int world) { return with_rows(input, rows_of(input) * world); }
+Tensor gathered_like(const Tensor& input, int64_t world) { return with_rows(input, rows_of(input) * world); }
 
-Tensor scattered_like(const Tensor& input, int world) {
+Tensor scattered_like(const Tensor& input, int64_t world) {
   const c10::SymInt rows = rows_of(input);
   TORCH_SYM_CHECK((rows % world).sym_eq(0), "reduce_scatter: dimension 0 has ", rows,
                   " elements, which is no multiple of the ", world, " ranks");
@@ -74,23 +81,28 @@ Tensor scattered_like(const Tensor& input, int world) {
 }
 
 Tensor exchanged_like(const Tensor& input, at::OptionalSymIntArrayRef out_splits,
-                      at::OptionalSymIntArrayRef in_splits, int world) {
+                      at::OptionalSymIntArrayRef in_splits) {
   const c10::SymInt rows = rows_of(input);
-  const auto sum = [&](at::SymIntArrayRef splits, const char* name) {
-    TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(world), "all_to_all: ", name, " has ",
-                      splits.size(), " elements; want one for each of the ", world, " ranks");
+  const auto sum = [](at::SymIntArrayRef splits) {
     c10::SymInt total = 0;
     for (const c10::SymInt& split : splits) total += split;
     return total;
   };
   if (in_splits) {
-    TORCH_SYM_CHECK(sum(*in_splits, "input_splits").sym_eq(rows),
-                    "all_to_all: input_splits do not add up to the ", rows, " rows of the input");
-  } else {
-    TORCH_SYM_CHECK((rows % world).sym_eq(0), "all_to_all: dimension 0 has ", rows,
-                    " elements, which is no multiple of the ", world, " ranks: give input_splits");
+    TORCH_SYM_CHECK(sum(*in_splits).sym_eq(rows), "all_to_all: input_splits do not add up to the ", rows,
+                    " rows of the input");
   }
-  return with_rows(input, out_splits ? sum(*out_splits, "output_splits") : rows);
+  return with_rows(input, out_splits ? sum(*out_splits) : rows);
+}
+
+void check_splits(const char* name, const std::vector<int64_t>& splits, int64_t rows, int64_t world) {
+  if (splits.empty()) {
+    TORCH_CHECK_VALUE(rows % world == 0, "all_to_all: ", rows, " rows are no multiple of the ", world,
+                      " ranks: give ", name);
+  } else {
+    TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(world), "all_to_all: ", name, " has ",
+                      splits.size(), " elements; want one for each of the ", world, " ranks");
+  }
 }
 
 void reduce_packed(Tensor& packed, string_view op, string_view group) {
@@ -127,20 +139,20 @@ void all_reduce_(Tensor& input, string_view op, string_view group) {
   in_place(input, [&](Tensor& packed) { reduce_packed(packed, op, group); });
 }
 
-Tensor all_gather(const Tensor& input, string_view group_name) {
-  const Group group = group_named(group_name);
+Tensor all_gather(const Tensor& input, int64_t group_size, string_view group_name) {
+  const Group group = group_named(group_name, group_size);
   Tensor part = at_least_1d(input).contiguous();
-  Tensor result = gathered_like(input, group->getSize());
+  Tensor result = gathered_like(input, group_size);
   finish(group->_allgather_base(result, part, synchronous<c10d::AllgatherOptions>()));
   return result;
 }
 
-Tensor reduce_scatter(const Tensor& input, string_view op, string_view group_name) {
-  const Group group = group_named(group_name);
+Tensor reduce_scatter(const Tensor& input, string_view op, int64_t group_size, string_view group_name) {
+  const Group group = group_named(group_name, group_size);
   auto options = synchronous<c10d::ReduceScatterOptions>();
   options.reduceOp = reduction(op);
   Tensor whole = input.contiguous();
-  Tensor result = scattered_like(input, group->getSize());
+  Tensor result = scattered_like(input, group_size);
   finish(group->_reduce_scatter_base(result, whole, options));
   return result;
 }
@@ -148,15 +160,30 @@ Tensor reduce_scatter(const Tensor& input, string_view op, string_view group_nam
 Tensor all_to_all(const Tensor& input, at::OptionalSymIntArrayRef out_splits,
                   at::OptionalSymIntArrayRef in_splits, string_view group_name) {
   const Group group = group_named(group_name);
-  Tensor result = exchanged_like(input, out_splits, in_splits, group->getSize());
+  Tensor result = exchanged_like(input, out_splits, in_splits);
   const auto integers = [](at::OptionalSymIntArrayRef splits) {
     return splits ? C10_AS_INTARRAYREF_SLOW(*splits).vec() : std::vector<int64_t>();  // empty: equal parts
   };
   std::vector<int64_t> out = integers(out_splits);
   std::vector<int64_t> in = integers(in_splits);
   Tensor whole = at_least_1d(input).contiguous();
+  check_splits("input_splits", in, whole.size(0), group->getSize());
+  check_splits("output_splits", out, result.size(0), group->getSize());
   finish(group->alltoall_base(result, whole, out, in, synchronous<c10d::AllToAllOptions>()));
   return result;
+}
+
+// Zeros where the result is not: the gradient of broadcast, opaque to compilers, which would else give the
+// ranks different graphs.
+Tensor reduce(const Tensor& input, string_view op, int64_t root, string_view group_name) {
+  const Group group = group_named(group_name);
+  auto options = synchronous<c10d::ReduceOptions>();
+  options.reduceOp = reduction(op);
+  options.rootRank = root;
+  Tensor result = input.clone(at::MemoryFormat::Contiguous);
+  std::vector<Tensor> tensors{result};
+  finish(group->reduce(tensors, options));
+  return group->getRank() == root ? result : result.zero_();
 }
 
 Tensor broadcast(const Tensor& input, int64_t root, string_view group) {
@@ -178,18 +205,23 @@ Tensor all_reduce_meta(const Tensor& input, string_view op, string_view) {
 
 void all_reduce_meta_(Tensor&, string_view op, string_view) { reduction(op); }
 
-Tensor all_gather_meta(const Tensor& input, string_view group) {
-  return gathered_like(input, group_named(group)->getSize());
+Tensor all_gather_meta(const Tensor& input, int64_t group_size, string_view) {
+  return gathered_like(input, group_size);
 }
 
-Tensor reduce_scatter_meta(const Tensor& input, string_view op, string_view group) {
+Tensor reduce_scatter_meta(const Tensor& input, string_view op, int64_t group_size, string_view) {
   reduction(op);
-  return scattered_like(input, group_named(group)->getSize());
+  return scattered_like(input, group_size);
 }
 
 Tensor all_to_all_meta(const Tensor& input, at::OptionalSymIntArrayRef out_splits,
-                       at::OptionalSymIntArrayRef in_splits, string_view group) {
-  return exchanged_like(input, out_splits, in_splits, group_named(group)->getSize());
+                       at::OptionalSymIntArrayRef in_splits, string_view) {
+  return exchanged_like(input, out_splits, in_splits);
+}
+
+Tensor reduce_meta(const Tensor& input, string_view op, int64_t, string_view) {
+  reduction(op);
+  return input.new_empty_symint(input.sym_sizes());
 }
 
 Tensor broadcast_meta(const Tensor& input, int64_t, string_view) {
@@ -203,11 +235,12 @@ void broadcast_meta_(Tensor&, int64_t, string_view) {}
 TORCH_LIBRARY(collectives, m) {
   m.def("all_reduce(Tensor input, str op, str group_name) -> Tensor");
   m.def("all_reduce_(Tensor(a!) input, str op, str group_name) -> ()");
-  m.def("all_gather(Tensor input, str group_name) -> Tensor");
-  m.def("reduce_scatter(Tensor input, str op, str group_name) -> Tensor");
+  m.def("all_gather(Tensor input, int group_size, str group_name) -> Tensor");
+  m.def("reduce_scatter(Tensor input, str op, int group_size, str group_name) -> Tensor");
   m.def(
       "all_to_all(Tensor input, SymInt[]? output_splits, SymInt[]? input_splits, str group_name) -> "
       "Tensor");
+  m.def("reduce(Tensor input, str op, int root, str group_name) -> Tensor");
   m.def("broadcast(Tensor input, int root, str group_name) -> Tensor");
   m.def("broadcast_(Tensor(a!) input, int root, str group_name) -> ()");
 }
@@ -218,6 +251,7 @@ static void register_kernels(torch::Library& m) {
   m.impl("all_gather", &all_gather);
   m.impl("reduce_scatter", &reduce_scatter);
   m.impl("all_to_all", &all_to_all);
+  m.impl("reduce", &reduce);
   m.impl("broadcast", &broadcast);
   m.impl("broadcast_", &broadcast_);
 }
@@ -231,6 +265,7 @@ TORCH_LIBRARY_IMPL(collectives, Meta, m) {
   m.impl("all_gather", &all_gather_meta);
   m.impl("reduce_scatter", &reduce_scatter_meta);
   m.impl("all_to_all", &all_to_all_meta);
+  m.impl("reduce", &reduce_meta);
   m.impl("broadcast", &broadcast_meta);
   m.impl("broadcast_", &broadcast_meta_);
 }

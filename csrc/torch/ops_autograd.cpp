@@ -2,10 +2,8 @@
 // collective again, called through the dispatcher, so that it is traced and differentiated like any other
 // call.
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 
 #include <string>
 #include <string_view>
@@ -33,15 +31,16 @@ Tensor all_reduce(const Tensor& input, string_view op, string_view group) {
   return handle.call(input, op, group);
 }
 
-Tensor all_gather(const Tensor& input, string_view group) {
-  static const auto handle = operator_named<Tensor(const Tensor&, string_view)>("collectives::all_gather");
-  return handle.call(input, group);
+Tensor all_gather(const Tensor& input, int64_t size, string_view group) {
+  static const auto handle =
+      operator_named<Tensor(const Tensor&, int64_t, string_view)>("collectives::all_gather");
+  return handle.call(input, size, group);
 }
 
-Tensor reduce_scatter(const Tensor& input, string_view op, string_view group) {
+Tensor reduce_scatter(const Tensor& input, string_view op, int64_t size, string_view group) {
   static const auto handle =
-      operator_named<Tensor(const Tensor&, string_view, string_view)>("collectives::reduce_scatter");
-  return handle.call(input, op, group);
+      operator_named<Tensor(const Tensor&, string_view, int64_t, string_view)>("collectives::reduce_scatter");
+  return handle.call(input, op, size, group);
 }
 
 Tensor all_to_all(const Tensor& input, at::OptionalSymIntArrayRef out, at::OptionalSymIntArrayRef in,
@@ -50,6 +49,12 @@ Tensor all_to_all(const Tensor& input, at::OptionalSymIntArrayRef out, at::Optio
       operator_named<Tensor(const Tensor&, at::OptionalSymIntArrayRef, at::OptionalSymIntArrayRef,
                             string_view)>("collectives::all_to_all");
   return handle.call(input, out, in, group);
+}
+
+Tensor reduce(const Tensor& input, string_view op, int64_t root, string_view group) {
+  static const auto handle =
+      operator_named<Tensor(const Tensor&, string_view, int64_t, string_view)>("collectives::reduce");
+  return handle.call(input, op, root, group);
 }
 
 Tensor broadcast(const Tensor& input, int64_t root, string_view group) {
@@ -62,8 +67,6 @@ void check_differentiable(const char* collective, const string& op) {
   TORCH_CHECK_NOT_IMPLEMENTED(op == "sum" || op == "avg", collective, "(", op,
                               ") has no gradient; sum and avg have one");
 }
-
-int world_size(const string& group) { return c10d::resolve_process_group(group)->getSize(); }
 
 struct AllReduce : Function<AllReduce> {
   static constexpr bool is_traceable = true;
@@ -82,32 +85,36 @@ struct AllReduce : Function<AllReduce> {
 
 struct AllGather : Function<AllGather> {
   static constexpr bool is_traceable = true;
-  static Tensor forward(AutogradContext* context, const Tensor& input, string_view group) {
+  static Tensor forward(AutogradContext* context, const Tensor& input, int64_t size, string_view group) {
+    context->saved_data["size"] = size;
     context->saved_data["group"] = string(group);
     context->saved_data["scalar"] = input.dim() == 0;
     at::AutoDispatchBelowADInplaceOrView guard;
-    return all_gather(input, group);
+    return all_gather(input, size, group);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    Tensor part = reduce_scatter(gradients[0], "sum", context->saved_data["group"].toStringRef());
-    return {context->saved_data["scalar"].toBool() ? part.squeeze(0) : part, {}};
+    const int64_t size = context->saved_data["size"].toInt();
+    Tensor part = reduce_scatter(gradients[0], "sum", size, context->saved_data["group"].toStringRef());
+    return {context->saved_data["scalar"].toBool() ? part.squeeze(0) : part, {}, {}};
   }
 };
 
 struct ReduceScatter : Function<ReduceScatter> {
   static constexpr bool is_traceable = true;
-  static Tensor forward(AutogradContext* context, const Tensor& input, string_view op, string_view group) {
+  static Tensor forward(AutogradContext* context, const Tensor& input, string_view op, int64_t size,
+                        string_view group) {
     context->saved_data["op"] = string(op);
+    context->saved_data["size"] = size;
     context->saved_data["group"] = string(group);
     at::AutoDispatchBelowADInplaceOrView guard;
-    return reduce_scatter(input, op, group);
+    return reduce_scatter(input, op, size, group);
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     const string op = context->saved_data["op"].toStringRef();
-    const string group = context->saved_data["group"].toStringRef();
+    const int64_t size = context->saved_data["size"].toInt();
     check_differentiable("reduce_scatter", op);
-    Tensor whole = all_gather(gradients[0], group);
-    return {op == "avg" ? whole / world_size(group) : whole, {}, {}};
+    Tensor whole = all_gather(gradients[0], size, context->saved_data["group"].toStringRef());
+    return {op == "avg" ? whole.div(size) : whole, {}, {}, {}};
   }
 };
 
@@ -142,6 +149,25 @@ struct AllToAll : Function<AllToAll> {
   }
 };
 
+struct Reduce : Function<Reduce> {
+  static constexpr bool is_traceable = true;
+  static Tensor forward(AutogradContext* context, const Tensor& input, string_view op, int64_t root,
+                        string_view group) {
+    context->saved_data["op"] = string(op);
+    context->saved_data["root"] = root;
+    context->saved_data["group"] = string(group);
+    at::AutoDispatchBelowADInplaceOrView guard;
+    return reduce(input, op, root, group);
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    const string op = context->saved_data["op"].toStringRef();
+    TORCH_CHECK_NOT_IMPLEMENTED(op == "sum", "reduce(", op, ") has no gradient; sum has one");
+    const int64_t root = context->saved_data["root"].toInt();
+    return {broadcast(gradients[0], root, context->saved_data["group"].toStringRef()), {}, {}, {}};
+  }
+};
+
+// The root's input reached everybody, the others' inputs nobody.
 struct Broadcast : Function<Broadcast> {
   static constexpr bool is_traceable = true;
   static Tensor forward(AutogradContext* context, const Tensor& input, int64_t root, string_view group) {
@@ -150,12 +176,9 @@ struct Broadcast : Function<Broadcast> {
     at::AutoDispatchBelowADInplaceOrView guard;
     return broadcast(input, root, group);
   }
-  // The root's input reached everybody, the others' inputs nobody.
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    const string group = context->saved_data["group"].toStringRef();
-    Tensor sum = all_reduce(gradients[0], "sum", group);
-    const bool root = c10d::resolve_process_group(group)->getRank() == context->saved_data["root"].toInt();
-    return {root ? sum : at::zeros_like(sum), {}, {}};
+    const int64_t root = context->saved_data["root"].toInt();
+    return {reduce(gradients[0], "sum", root, context->saved_data["group"].toStringRef()), {}, {}};
   }
 };
 
@@ -176,17 +199,21 @@ Tensor all_reduce_autograd(const Tensor& input, string_view op, string_view grou
   return differentiable<AllReduce>(all_reduce, input, op, group);
 }
 
-Tensor all_gather_autograd(const Tensor& input, string_view group) {
-  return differentiable<AllGather>(all_gather, input, group);
+Tensor all_gather_autograd(const Tensor& input, int64_t size, string_view group) {
+  return differentiable<AllGather>(all_gather, input, size, group);
 }
 
-Tensor reduce_scatter_autograd(const Tensor& input, string_view op, string_view group) {
-  return differentiable<ReduceScatter>(reduce_scatter, input, op, group);
+Tensor reduce_scatter_autograd(const Tensor& input, string_view op, int64_t size, string_view group) {
+  return differentiable<ReduceScatter>(reduce_scatter, input, op, size, group);
 }
 
 Tensor all_to_all_autograd(const Tensor& input, at::OptionalSymIntArrayRef out, at::OptionalSymIntArrayRef in,
                            string_view group) {
   return differentiable<AllToAll>(all_to_all, input, out, in, group);
+}
+
+Tensor reduce_autograd(const Tensor& input, string_view op, int64_t root, string_view group) {
+  return differentiable<Reduce>(reduce, input, op, root, group);
 }
 
 Tensor broadcast_autograd(const Tensor& input, int64_t root, string_view group) {
@@ -225,6 +252,7 @@ TORCH_LIBRARY_IMPL(collectives, Autograd, m) {
   m.impl("all_gather", &all_gather_autograd);
   m.impl("reduce_scatter", &reduce_scatter_autograd);
   m.impl("all_to_all", &all_to_all_autograd);
+  m.impl("reduce", &reduce_autograd);
   m.impl("broadcast", &broadcast_autograd);
   m.impl("broadcast_", &broadcast_autograd_);
 }
