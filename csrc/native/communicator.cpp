@@ -131,7 +131,8 @@ void bind_communicator(nb::module_& m) {
           "premul_sum. The result is that of adding in rank order with one rounding at the end, whatever the "
           "size, the\n"
           "algorithm and the world.\n"
-          "factor: a number, for premul_sum alone. algorithm: None, or inline, one_shot, two_shot, symmetric to force "
+          "factor: a number, for premul_sum alone. algorithm: None, or inline, one_shot, two_shot, symmetric "
+          "to force "
           "one.\n"
           "Returns out, or x. Raises ValueError or TypeError for bad arguments, CollectiveError.")
       .def("reduce", &reduce, "x"_a.none(), "root"_a.none() = 0, "op"_a.none() = "sum", "out"_a = nb::none(),
