@@ -75,8 +75,8 @@ def train(kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
 def test_training_matches_gloo(ranks: Ranks, kind: str) -> None:
     ours, theirs = ranks.both(train, kind)
     # A difference in a last bit may flip a rounding of the narrow type, and the steps multiply it: from 1e-7
-    # of the loss at step 14 to 3e-3 at step 42 (power, 4 ranks). So the first half is held to the narrow type's
-    # rounding, and the whole to what that may grow to.
+    # of the loss at step 14 to 3e-3 at step 42 (power, 4 ranks). So the first half is held to the narrow
+    # type's rounding, and the whole to what that may grow to.
     tolerance = {"fp16": 3e-2, "bf16": 5e-2, "power": 3e-2}.get(kind, 1e-4)
     early = {"fp16": 1e-3, "bf16": 1e-2, "power": 1e-4}.get(kind, 1e-4)
     for (losses, state), (expected_losses, expected_state) in zip(ours, theirs, strict=True):
