@@ -115,7 +115,8 @@ Reduction reduction_of(const c10d::ReduceOp& op) {
     case c10d::ReduceOp::BXOR:
       return {Op::bxor, 1};
     case c10d::ReduceOp::PREMUL_SUM: {
-      const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+      // The name that torch 2.11 has; newer ones keep it beside PreMulSumSupplement.
+      const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
       if (supplement == nullptr) throw BadInput("PREMUL_SUM without a factor");
       const at::Tensor& factor = supplement->tensor_factor;
       return {Op::premul_sum, factor.defined() ? factor.item().toDouble() : supplement->double_factor};
