@@ -90,8 +90,7 @@ def _compile(scratch: Path) -> Path:
         _run([*compiler, *flags, "-c", str(source), "-o", result])
         return result
 
-    # Half the cores: a source takes about a gigabyte.
-    with ThreadPoolExecutor(max(1, int(cpu.usable_cores()) // 2)) as threads:
+    with ThreadPoolExecutor(max(1, int(cpu.usable_cores()))) as threads:
         objects = list(threads.map(compile_one, sorted(folder.glob("torch/*.cpp"))))
     module = scratch / f"_torch{_SUFFIX}"
     libraries = [f"-L{home / 'lib'}", "-ltorch_python", "-ltorch_cpu", "-lc10"]
@@ -116,9 +115,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if torch_backend.installed_fits(torch.__version__):
             print(f"the installed collectives._torch is for torch {torch.__version__}: nothing to build")
         else:
-            print(
-                f"compiling collectives._torch for torch {torch.__version__} (about a minute) ...", flush=True
-            )
+            if not module_path(torch.__version__).exists():
+                print(f"compiling collectives._torch for torch {torch.__version__}: minutes ...", flush=True)
             print(build())
     except (ImportError, RuntimeError) as error:
         print(f"build-torch: {error}", file=sys.stderr)

@@ -83,10 +83,10 @@ def check_supported(version: str) -> None:
 def built_for() -> str | None:
     """The version of torch that the installed module was built for; None if none is installed."""
     try:
-        from collectives import _torch_built_for
+        import collectives._torch_built_for as built
     except ModuleNotFoundError:
         return None
-    return _torch_built_for.TORCH
+    return built.TORCH
 
 
 def installed_fits(version: str) -> bool:

@@ -72,6 +72,12 @@ def test_what_fits(built: str, running: str, fits: bool, monkeypatch: pytest.Mon
     assert torch_backend.installed_fits(running) is fits
 
 
+def test_what_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch_backend.minor(torch_backend.built_for() or "") == torch_backend.minor(torch.__version__)
+    monkeypatch.setitem(sys.modules, "collectives._torch_built_for", None)
+    assert torch_backend.built_for() is None
+
+
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("COLLECTIVES_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
