@@ -52,7 +52,7 @@ def wrap(kind: str) -> DistributedDataParallel:
     return ddp
 
 
-# PowerSGD's callbacks hold the group. Where the last reference goes on a thread of Gloo's own, Gloo joins that
+# PowerSGD's callbacks hold the group. Where the last reference goes on a thread of Gloo's, Gloo joins that
 # thread from itself, and the process aborts ("Resource deadlock avoided"); so Gloo's groups stay.
 kept: list[Any] = []
 
