@@ -163,8 +163,8 @@ def test_a_sweep_through_torch(backend: str, tmp_path: Path) -> None:
     row = document["results"][0]
     peers = row["in_place"]["peers"]
     assert (peers["gloo"]["nwrong"], peers["noop"]["nwrong"]) == (0, None)
-    assert 0 < peers["noop"]["time"] and 0 < row["in_place"]["time"]
-    assert peers["noop"]["excess"] > 0
+    excess = row["in_place"]["time"] - peers["noop"]["time"]  # of either sign on a busy machine
+    assert abs(peers["noop"]["excess"] - excess) < 0.5 * row["in_place"]["time"]
     summary = document["summaries"]["all_reduce"]["peers"]["noop"]["in_place"]
     assert (summary["excess_us"], summary["excess_size"]) == (peers["noop"]["excess"], 8)
 
