@@ -1,4 +1,7 @@
-"""The flight record: what it says, that it outlives its rank, and that torchfrtrace reads the dumps."""
+"""The flight record: what it says, that it outlives its rank, and that torchfrtrace reads the dumps.
+
+Long, because its rank functions share their helpers; to be split by subject.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Messages between two ranks: send, recv, isend and irecv."""
+"""Messages between two ranks: send, recv, isend and irecv.
+
+Long, because its rank functions share their helpers; to be split by subject.
+"""
 
 from __future__ import annotations
 

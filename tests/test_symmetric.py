@@ -1,4 +1,7 @@
-"""Symmetric memory: the same bits as ever, nothing staged, and memory that comes back."""
+"""Symmetric memory: the same bits as ever, nothing staged, and memory that comes back.
+
+Long, because its rank functions share their helpers; to be split by subject.
+"""
 
 from __future__ import annotations
 

@@ -11,8 +11,8 @@ namespace collectives {
 //     base + exchanges * exchange + bytes that a rank moves / bandwidth
 //
 // where the bytes are those that the contracts of the algorithms state: staged, read, reduced, written. The
-// constants are of this kind of machine (docs/performance.md), not of this machine; a later version measures
-// them.
+// constants are round figures near those of docs/performance.md, not fitted to any machine; a later version
+// measures them.
 double estimate(const Call& call, const Plan& plan, int world, bool far);
 
 }  // namespace collectives
