@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,6 +16,21 @@ PROGRAM = "python -m collectives.bench"
 OWN_BACKEND = "collectives"
 
 
+# Long enough for rank 0 to start and complain. A launcher ends the others as soon as rank 0 has ended.
+SECONDS_FOR_RANK_0 = 3.0
+
+
+def complain_once(rank: int, text: str) -> None:
+    """Of all ranks that met the same fault, rank 0 prints `text` to stderr.
+
+    The others wait for it: a launcher kills every rank when the first one fails, before it has complained perhaps.
+    """
+    if rank == 0:
+        print(text, file=sys.stderr, flush=True)
+    else:
+        time.sleep(SECONDS_FOR_RANK_0)
+
+
 class Parser(argparse.ArgumentParser):
     """Of all ranks that were given the same bad line, one complains."""
 
@@ -22,9 +38,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say what is wrong and end the process with status 2."""
-        if self.rank == 0:
-            self.print_usage(sys.stderr)
-            print(f"{self.prog}: error: {message}", file=sys.stderr)
+        complain_once(self.rank, f"{self.format_usage()}{self.prog}: error: {message}")
         raise SystemExit(2)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from collectives.bench.arguments import complain_once
 from collectives.bench.cases import EXTENDED
 from collectives.bench.host import usable_cores
 from collectives.communicator import Communicator
@@ -152,6 +153,5 @@ def on_ranks(
 
 def cannot_start(error: StartError, rank: int) -> int:
     """Tell once why the run cannot start; returns its exit status."""
-    if rank == 0:
-        print(f"collectives.bench: {error}", file=sys.stderr)
+    complain_once(rank, f"collectives.bench: {error}")
     return 2
