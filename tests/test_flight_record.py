@@ -403,38 +403,3 @@ def dump_alone(comm: Any, prefix: str) -> None:
 
     comm.all_reduce(np.ones(3, np.float32))
     flight_record.dump(prefix)
-
-
-def records_of_messages(_: Any) -> None:
-    from collectives import _native, flight_record
-
-    words = _native.vocabulary()
-    send, recv = words["collective"].index("send"), words["collective"].index("recv")
-
-    def raw(serial: int, epoch: int, collective: int, peer: int) -> bytes:
-        codes = (collective, 0, words["dtype"].index("int32"), 0, 3, 1)
-        return flight_record._FORMAT.pack(serial, epoch, 9, 10, 11, 12, 9, *[0] * 5, peer, 42, *codes)
-
-    sent, received = flight_record.decode(raw(1, 5, send, 1) + raw(2, 6, recv, 0xFFFFFFFF), 0)
-    assert sent.is_p2p and (sent.peer, sent.tag, sent.epoch, sent.shape) == (1, 42, 5, (9,))
-    assert received.is_p2p and received.peer is None and received.root is None
-
-    class Owner:
-        healthy, closed = True, False
-
-    prefix = os.environ["TEST_PREFIX"]
-    owner = Owner()
-    said = {0: raw(1, 1, send, 1) + raw(2, 1, send, 2), 1: raw(1, 1, recv, 0), 2: b""}
-    announcements = [bytes(8) + bytes([rank]) * 16 for rank in range(3)]
-    flight_record.register(owner, 0, announcements, read=lambda _, rank: said[rank])
-    flight_record.dump(prefix, [owner])
-
-
-@needs_torch
-def test_messages_in_a_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEST_PREFIX", str(tmp_path / "rank_"))
-    records_of_messages(None)
-    report = analyse(tmp_path)
-    # The message from 0 to 1 has both ends, that from 0 to 2 was never received.
-    assert "missing ranks: {2}" in report and report.count("Not all ranks joining") == 1, report
-    assert "gloo:send 0->1" in report

@@ -1,12 +1,15 @@
 #include "cpu/agreement.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <map>
 #include <set>
 #include <utility>
 
 namespace collectives {
 namespace {
+
+constexpr int kToldRanks = 3;  // whose last calls an error tells
 
 constexpr const char* kHarmless = ". No data moved; the communicator can still be used";
 
@@ -65,6 +68,48 @@ std::optional<Failure> parts_disagreement(const std::vector<uint64_t>& counts, c
   return Failure(Cause::mismatched, name(mine.collective), epoch, {culprits.begin(), culprits.end()},
                  std::string(name(mine.collective)) + " (call " + std::to_string(epoch) +
                      "): the ranks do not agree on their parts: " + text + kHarmless);
+}
+
+Failure broken(const Breakdown& b, const Watch& watch) {
+  const std::string who = "rank " + std::to_string(b.standing.culprit);
+  std::string text = describe(b.call) + ", call " + std::to_string(b.epoch) + " on rank " +
+                     std::to_string(b.rank) + " of " + std::to_string(b.world) + ": ";
+  std::vector<int> culprits = {b.standing.culprit};
+  switch (b.standing.cause) {
+    case Cause::died:
+      text += "the process of " + who + " ended before it had done its part";
+      break;
+    case Cause::timed_out: {
+      char seconds[32];
+      std::snprintf(seconds, sizeof seconds, "%g", b.timeout);
+      if (std::find(b.late.begin(), b.late.end(), b.standing.culprit) != b.late.end()) culprits = b.late;
+      text +=
+          list_ranks(culprits) +
+          (b.expired ? std::string(" did not arrive within the timeout of ") + seconds + " s"
+                     : std::string(" did not arrive in time for another rank (the timeout of this one: ") +
+                           seconds + " s)");
+      break;
+    }
+    case Cause::aborted:
+      text += "aborted by " + who;
+      break;
+    case Cause::interrupted:
+      text += "interrupted by a signal on " + who;
+      break;
+    case Cause::closed:
+      text += b.standing.culprit == b.rank ? "this communicator is closed" : who + " closed the communicator";
+      break;
+    default:
+      text += "the communicator is broken";
+  }
+  if (b.standing.state == Standing::failed) {
+    int told = 0;
+    for (int culprit : culprits)
+      if (culprit != b.rank && told++ < kToldRanks)
+        if (const std::string last = watch.last_call(culprit); !last.empty()) text += "; " + last;
+    text += ". The communicator cannot be used any more: close it and make a new one";
+  }
+  return Failure(b.standing.cause, name(b.call.collective), b.epoch, culprits, text);
 }
 
 }  // namespace collectives

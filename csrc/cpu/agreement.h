@@ -1,4 +1,4 @@
-// What to tell the users of ranks that do not agree on a call.
+// What to tell the users of ranks that do not agree on a call, or of a group that broke in one.
 #pragma once
 
 #include <optional>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/failure.h"
+#include "core/watch.h"
 
 namespace collectives {
 
@@ -26,5 +27,20 @@ Failure disagreement(const std::vector<Said>& said, const Descriptor& mine, uint
 // all agree. The culprits are both ranks of every such pair: nobody can tell which of them is wrong.
 std::optional<Failure> parts_disagreement(const std::vector<uint64_t>& counts, const Descriptor& mine,
                                           uint64_t epoch);
+
+// How a call found the group broken, or broke it.
+struct Breakdown {
+  Descriptor call;
+  uint64_t epoch;
+  int rank;  // the one that tells
+  int world;
+  Standing standing;      // of that rank
+  double timeout;         // seconds
+  bool expired;           // its own timeout was over
+  std::vector<int> late;  // ranks that have not arrived
+};
+
+// The failure for it, with what the culprits did last.
+Failure broken(const Breakdown& breakdown, const Watch& watch);
 
 }  // namespace collectives

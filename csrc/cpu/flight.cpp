@@ -79,6 +79,21 @@ uint64_t FlightRing::begin(const Descriptor& descriptor, uint64_t epoch, const i
   return serial_;
 }
 
+// Null where the record has been overwritten.
+FlightSlot* FlightRing::slot(uint64_t serial) const {
+  FlightSlot& slot = slots_[serial % kFlightRecords];
+  const bool there = serial != 0 && slot.words[0].load(std::memory_order_relaxed) == 2 * serial;
+  return there ? &slot : nullptr;
+}
+
+// Readers go backwards: one that gets the new rank gets the new number too.
+void FlightRing::match(uint64_t serial, uint32_t peer, uint32_t tag, uint64_t epoch) {
+  FlightSlot* slot = this->slot(serial);
+  if (slot == nullptr) return;
+  slot->words[kEpoch].store(epoch, std::memory_order_release);
+  slot->words[kRoot].store(peer | uint64_t{tag} << 32, std::memory_order_release);
+}
+
 void FlightRing::start(uint64_t serial) { follow(serial, kStarted, FlightRecord::started, std::nullopt); }
 
 void FlightRing::end(uint64_t serial, FlightRecord::State state, Algorithm algorithm) {
@@ -87,14 +102,14 @@ void FlightRing::end(uint64_t serial, FlightRecord::State state, Algorithm algor
 
 void FlightRing::follow(uint64_t serial, size_t time, FlightRecord::State state,
                         std::optional<Algorithm> algorithm) {
-  FlightSlot& slot = slots_[serial % kFlightRecords];
-  if (serial == 0 || slot.words[0].load(std::memory_order_relaxed) != 2 * serial) return;
-  uint64_t word = slot.words[kState].load(std::memory_order_relaxed);
+  FlightSlot* slot = this->slot(serial);
+  if (slot == nullptr) return;
+  uint64_t word = slot->words[kState].load(std::memory_order_relaxed);
   word = (word & ~(uint64_t{0xff} << kStateShift)) | uint64_t(state) << kStateShift;
   if (algorithm)
     word = (word & ~(uint64_t{0xff} << kAlgorithmShift)) | uint64_t(*algorithm) << kAlgorithmShift;
-  slot.words[time].store(ticks(), std::memory_order_release);
-  slot.words[kState].store(word, std::memory_order_release);
+  slot->words[time].store(ticks(), std::memory_order_release);
+  slot->words[kState].store(word, std::memory_order_release);
 }
 
 void open_flight_pages(FlightPages& pages) {

@@ -75,13 +75,16 @@ class FlightRing {
   // recv) `descriptor.root` is the other rank.
   uint64_t begin(const Descriptor& descriptor, uint64_t epoch, const int64_t* shape, uint32_t dims,
                  uint32_t tag = 0);
-  // Both pass over a record that has been overwritten, and the serial number 0.
+  // These pass over a record that has been overwritten, and the serial number 0.
   void start(uint64_t serial);
+  // Of a message: which one of that sender it is, and, where a receive named none, who sent it.
+  void match(uint64_t serial, uint32_t peer, uint32_t tag, uint64_t epoch);
   void end(uint64_t serial, FlightRecord::State state, Algorithm algorithm);
 
   uint64_t last() const { return serial_; }
 
  private:
+  FlightSlot* slot(uint64_t serial) const;
   void follow(uint64_t serial, size_t time, FlightRecord::State state, std::optional<Algorithm> algorithm);
 
   FlightSlot* slots_;

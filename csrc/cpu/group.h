@@ -149,7 +149,6 @@ class Group {
   static constexpr size_t kSampleBytes = 32 << 10;
   static constexpr double kPauseSeconds = 100e-6;
   static constexpr uint32_t kSampleEvery = 8;
-  static constexpr int kToldRanks = 3;     // whose last calls an error tells
   static constexpr int kSleepMillis = 20;  // so a death is noticed within this time
 
   Control& control(int peer) const { return *reinterpret_cast<Control*>(slices_[peer]); }
@@ -319,47 +318,8 @@ void Group<Memory>::check_agreement() const {
 
 template <class Memory>
 Failure Group<Memory>::broken() const {
-  const Standing s = standing(rank_);
-  const std::string who = "rank " + std::to_string(s.culprit);
-  std::string text = describe(current_) + ", call " + std::to_string(epoch_) + " on rank " +
-                     std::to_string(rank_) + " of " + std::to_string(world()) + ": ";
-  std::vector<int> culprits = {s.culprit};
-  switch (s.cause) {
-    case Cause::died:
-      text += "the process of " + who + " ended before it had done its part";
-      break;
-    case Cause::timed_out: {
-      char seconds[32];
-      std::snprintf(seconds, sizeof seconds, "%g", timeout_);
-      if (std::vector<int> late = missing(); std::find(late.begin(), late.end(), s.culprit) != late.end())
-        culprits = late;
-      text += list_ranks(culprits) +
-              (expired_ ? std::string(" did not arrive within the timeout of ") + seconds + " s"
-                        : std::string(" did not arrive in time for another rank (the "
-                                      "timeout of this one: ") +
-                              seconds + " s)");
-      break;
-    }
-    case Cause::aborted:
-      text += "aborted by " + who;
-      break;
-    case Cause::interrupted:
-      text += "interrupted by a signal on " + who;
-      break;
-    case Cause::closed:
-      text += s.culprit == rank_ ? "this communicator is closed" : who + " closed the communicator";
-      break;
-    default:
-      text += "the communicator is broken";
-  }
-  if (s.state == Standing::failed) {
-    int told = 0;
-    for (int culprit : culprits)
-      if (culprit != rank_ && told++ < kToldRanks)
-        if (const std::string last = watch_.last_call(culprit); !last.empty()) text += "; " + last;
-    text += ". The communicator cannot be used any more: close it and make a new one";
-  }
-  return Failure(s.cause, name(current_.collective), epoch_, culprits, text);
+  return collectives::broken(
+      {current_, epoch_, rank_, world(), standing(rank_), timeout_, expired_, missing()}, watch_);
 }
 
 }  // namespace collectives

@@ -68,6 +68,7 @@ class Request {
   const Done done_;
   void* const context_;
   uint64_t number_ = 0;       // how many were begun, this one included
+  uint64_t recorded_ = 0;     // serial number in the flight record
   size_t offset_ = 0;         // bytes of the image that have moved
   size_t judged_offset_ = 0;  // the same when the deadline was last looked at
   double deadline_ = 0;

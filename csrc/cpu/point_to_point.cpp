@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <new>
 
 namespace collectives {
 namespace {
@@ -33,6 +32,9 @@ PointToPoint::PointToPoint(std::shared_ptr<Membership> membership)
       rank_(group_.rank()),
       world_(group_.world()),
       bell_(doorbell(group_.slice(rank_), group_.layout())),
+      sent_(static_cast<size_t>(world_)),
+      asked_(static_cast<size_t>(world_)),
+      come_(static_cast<size_t>(world_)),
       sends_(static_cast<size_t>(world_)),
       wanted_(static_cast<size_t>(world_)),
       incoming_(static_cast<size_t>(world_)) {
@@ -46,9 +48,6 @@ PointToPoint::PointToPoint(std::shared_ptr<Membership> membership)
     readers_.emplace_back(theirs + layout.ring(rank_), layout.ring_bytes, mine.taken, other.written, bell);
   }
 }
-
-// ---- Beginning
-// ---------------------------------------------------------------------------------------------
 
 std::shared_ptr<Request> PointToPoint::make_request(Collective side, const Message& message, Done done,
                                                     void* context) {
@@ -75,7 +74,10 @@ void PointToPoint::begin(Lock& lock, const std::shared_ptr<Request>& request) {
     if (const Standing theirs = group_.standing(request->message_.peer); theirs.state == Standing::closed)
       fall({Standing::failed, theirs.cause, theirs.culprit});
   const Standing own = standing();
-  if (own.state == Standing::open) request->sends() ? begin_send(request) : begin_recv(request);
+  if (own.state == Standing::open) {
+    record(*request);
+    request->sends() ? begin_send(request) : begin_recv(request);
+  }
   deliver(lock);
   if (own.state != Standing::open) throw request->broken(own, rank_, false);
 }
@@ -92,7 +94,8 @@ void PointToPoint::send_to_self(const std::shared_ptr<Request>& request) {
   const MessageHeader header = request->message_.header();
   const auto* data = static_cast<const char*>(request->message_.data);
   std::unique_ptr<char[]> kept;
-  const auto receiver = match(rank_, header);
+  const uint64_t number = ++come_[static_cast<size_t>(rank_)];
+  const auto receiver = match(rank_, number, header);
   if (!receiver) kept.reset(new char[header.bytes]);
   char* to = receiver ? static_cast<char*>(receiver->message_.data) : kept.get();
   if (!receiver || receiver->matches(header)) copy(to, data, header.bytes);
@@ -100,7 +103,7 @@ void PointToPoint::send_to_self(const std::shared_ptr<Request>& request) {
     settle(receiver,
            receiver->matches(header) ? std::optional<Failure>{} : receiver->mismatched(header, rank_));
   } else {
-    unexpected_.push_back({rank_, header, std::move(kept), true, nullptr});
+    unexpected_.push_back({rank_, number, header, std::move(kept), true, nullptr});
   }
   request->pending_ = pending_.insert(pending_.end(), request);
   settle(request);
@@ -113,6 +116,7 @@ void PointToPoint::begin_recv(const std::shared_ptr<Request>& request) {
   });
   if (found != unexpected_.end()) {
     request->source_ = found->source;
+    recorded_match(*request, found->source, found->number);
     if (found->complete) return hand_over(found, request);
     found->claimed = request;
     pull(found->source);
@@ -127,128 +131,31 @@ void PointToPoint::begin_recv(const std::shared_ptr<Request>& request) {
     pull(peer);
 }
 
-// ---- Moving
-// ------------------------------------------------------------------------------------------------
-
-// Moves what can be moved, a ring's worth for each peer and direction at most, so that nobody waits long for
-// the mutex. Returns whether anything moved.
-bool PointToPoint::move_all() {
-  bool moved = false;
-  for (int i = 0, start = first_; i < world_; ++i) {
-    const int peer = (start + i) % world_;
-    if (peer == rank_) continue;
-    moved |= push(peer);
-    moved |= pull(peer);
-  }
-  return moved;
+// In the flight record. A receive goes by the number of the message that it will get if messages are received
+// in the order in which they are sent, until it is known which one it gets.
+void PointToPoint::record(Request& request) {
+  const Message& m = request.message_;
+  auto& counts = request.sends() ? sent_ : asked_;
+  const uint64_t number = m.peer == kAnySource ? 0 : ++counts[static_cast<size_t>(m.peer)];
+  Descriptor described;
+  described.collective = request.side_;
+  described.count = m.count;
+  described.dtype = m.dtype;
+  described.root = static_cast<uint32_t>(m.peer);
+  request.recorded_ = membership_->messages().begin(described, number, nullptr, 0, m.tag);
 }
 
-bool PointToPoint::push(int peer) {
-  auto& queue = sends_[static_cast<size_t>(peer)];
-  auto& ring = writers_[static_cast<size_t>(peer)];
-  size_t left = group_.layout().ring_bytes;
-  bool moved = false;
-  while (left > 0 && !queue.empty()) {
-    const std::shared_ptr<Request> request = queue.front();
-    const MessageHeader header = request->message_.header();
-    const size_t put =
-        ring.put(header, static_cast<const char*>(request->message_.data), request->offset_, left);
-    if (put == 0) break;
-    moved = true;
-    left -= put;
-    request->offset_ += put;
-    if (request->offset_ < image_bytes(header.bytes)) continue;
-    queue.pop_front();
-    settle(request);
-  }
-  return moved;
+void PointToPoint::recorded_match(const Request& request, int source, uint64_t number) {
+  if (request.message_.peer == kAnySource) ++asked_[static_cast<size_t>(source)];
+  FlightRing& ring = membership_->messages();
+  ring.match(request.recorded_, static_cast<uint32_t>(source), request.message_.tag, number);
+  ring.start(request.recorded_);
 }
-
-bool PointToPoint::pull(int peer) {
-  Incoming& in = incoming_[static_cast<size_t>(peer)];
-  auto& ring = readers_[static_cast<size_t>(peer)];
-  size_t left = group_.layout().ring_bytes;
-  bool moved = false;
-  while (left > 0) {
-    if (!in.active) {
-      if (wanted_from_any_ == 0 && wanted_[static_cast<size_t>(peer)] == 0) break;
-      if (!ring.next(in.header) || !route(in, peer)) break;
-    }
-    const size_t taken = ring.take(in.header, in.to, in.offset, left);
-    if (taken == 0) break;
-    moved = true;
-    left -= taken;
-    in.offset += taken;
-    if (Request* request = in.receiver()) request->offset_ = in.offset;
-    if (in.offset == image_bytes(in.header.bytes)) arrive(in);
-  }
-  return moved;
-}
-
-// Decides where a message goes whose header has come. False where there is no memory for one that came
-// unexpected: it stays in the ring until there is, or until it is asked for.
-bool PointToPoint::route(Incoming& in, int source) {
-  if (auto request = match(source, in.header)) {
-    if (request->matches(in.header)) {
-      in.to = static_cast<char*>(request->message_.data);
-      in.request = std::move(request);
-    } else {
-      settle(request, request->mismatched(in.header, source));
-    }
-  } else {
-    std::unique_ptr<char[]> memory(new (std::nothrow) char[in.header.bytes]);
-    if (!memory) return false;
-    in.to = memory.get();
-    in.unexpected =
-        unexpected_.insert(unexpected_.end(), {source, in.header, std::move(memory), false, nullptr});
-  }
-  in.active = true;
-  return true;
-}
-
-void PointToPoint::arrive(Incoming& in) {
-  const Incoming done = std::exchange(in, {});
-  if (done.request) {
-    settle(done.request);
-  } else if (done.to != nullptr) {
-    done.unexpected->complete = true;
-    if (const auto claimed = done.unexpected->claimed) hand_over(done.unexpected, claimed);
-  }
-}
-
-// The first receive that takes a message with this header; it is then the message's.
-std::shared_ptr<Request> PointToPoint::match(int source, const MessageHeader& header) {
-  const auto found = std::find_if(receives_.begin(), receives_.end(),
-                                  [&](const auto& request) { return request->takes(source, header.tag); });
-  if (found == receives_.end()) return nullptr;
-  std::shared_ptr<Request> request = std::move(*found);
-  receives_.erase(found);
-  if (request->message_.peer == kAnySource) {
-    --wanted_from_any_;
-    first_ = (source + 1) % world_;
-  } else {
-    --wanted_[static_cast<size_t>(source)];
-  }
-  request->source_ = source;
-  return request;
-}
-
-// Gives a message that came unexpected, and is complete, to its receive.
-void PointToPoint::hand_over(const std::list<Unexpected>::iterator& found,
-                             const std::shared_ptr<Request>& request) {
-  const Unexpected message = std::move(*found);
-  unexpected_.erase(found);
-  if (!request->matches(message.header))
-    return settle(request, request->mismatched(message.header, message.source));
-  copy(request->message_.data, message.data.get(), message.header.bytes);
-  settle(request);
-}
-
-// ---- Ending
-// ------------------------------------------------------------------------------------------------
 
 void PointToPoint::settle(const std::shared_ptr<Request>& request, std::optional<Failure> failure) {
   const std::shared_ptr<Request> kept = request;  // the argument may lie in the list
+  membership_->messages().end(kept->recorded_, failure ? FlightRecord::failed : FlightRecord::completed,
+                              Algorithm::automatic);
   kept->failure_ = std::move(failure);
   kept->settled_ = true;
   pending_.erase(kept->pending_);

@@ -63,6 +63,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   // A message that came before its receive.
   struct Unexpected {
     int source;
+    uint64_t number;  // of those from this source
     MessageHeader header;
     std::unique_ptr<char[]> data;
     bool complete;
@@ -96,9 +97,11 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   bool pull(int peer);
   bool route(Incoming& in, int source);
   void arrive(Incoming& in);
-  std::shared_ptr<Request> match(int source, const MessageHeader& header);
+  std::shared_ptr<Request> match(int source, uint64_t number, const MessageHeader& header);
   void hand_over(const std::list<Unexpected>::iterator& found, const std::shared_ptr<Request>& request);
 
+  void record(Request& request);
+  void recorded_match(const Request& request, int source, uint64_t number);
   void settle(const std::shared_ptr<Request>& request, std::optional<Failure> failure = {});
   void deliver(Lock& lock);
   void judge(const std::vector<int>& dead);
@@ -124,6 +127,9 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
 
   std::mutex mutex_;  // guards what follows
   uint64_t posted_ = 0;
+  std::vector<uint64_t> sent_;                              // sends begun, by peer
+  std::vector<uint64_t> asked_;                             // receives begun that name the peer
+  std::vector<uint64_t> come_;                              // messages from the peer that were taken on
   std::list<std::shared_ptr<Request>> pending_;             // not settled
   std::vector<std::list<std::shared_ptr<Request>>> sends_;  // by peer, in order
   std::list<std::shared_ptr<Request>> receives_;            // no message yet, in order

@@ -167,6 +167,23 @@ int64_t Backend::check_root(int64_t root) const {
   return root;
 }
 
+Backend::Handle Backend::barrier(const c10d::BarrierOptions& opts) {
+  return begin(Collective::barrier, c10d::OpType::BARRIER, "collectives:barrier", opts.asyncOp, {}, [&] {
+    return [this, timeout = opts.timeout] {
+      Described call;
+      call.timeout = timeout;
+      run(call);
+    };
+  });
+}
+
+// The core names every rank that is missing, on every rank that is there, so waiting for all or not is one.
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool) {
+  c10d::BarrierOptions synchronous = opts;
+  synchronous.asyncOp = false;
+  barrier(synchronous);
+}
+
 void Backend::startCoalescing() {
   if (!coalesced_) coalesced_.emplace();
 }

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -22,23 +23,41 @@ bool Queue::try_enter() {
 }
 
 void Queue::leave() {
-  bool queued, watched;
+  bool watched;
   {
     const std::lock_guard lock(mutex_);
     running_ = false;
-    queued = !waiting_.empty();
     watched = sleepers_ > 0;
+    if (!waiting_.empty()) arm(kPatience);
   }
-  if (queued) work_there_.notify_one();
   if (watched) turn_over_.notify_all();
 }
 
-// With the lock.
-void Queue::ensure_worker() {
-  if (available_ > 0 || waiting_.empty() || stopped_) return;
-  std::thread([self = shared_from_this()] { self->work_off(); }).detach();
+// With the lock, as the next three.
+void Queue::arm(std::chrono::nanoseconds delay) {
+  if (!alarm_) return;
+  alarm_->set(delay);
+  armed_ = true;
+}
+
+void Queue::disarm() {
+  if (!armed_) return;
+  alarm_->clear();
+  armed_ = false;
+}
+
+// False where one is needed and cannot be started.
+bool Queue::ensure_worker() {
+  if (available_ > 0 || waiting_.empty() || stopped_) return true;
+  try {
+    if (!alarm_) alarm_.emplace();
+    std::thread([self = shared_from_this()] { self->work_off(); }).detach();
+  } catch (const std::system_error&) {
+    return false;
+  }
   ++workers_;
   ++available_;
+  return true;
 }
 
 void Queue::push(c10::intrusive_ptr<QueuedWork> work) {
@@ -47,24 +66,35 @@ void Queue::push(c10::intrusive_ptr<QueuedWork> work) {
     lock.unlock();
     return work->fail(stopped_);
   }
-  waiting_.push_back(std::move(work));
-  ensure_worker();
-  if (!running_) work_there_.notify_one();
+  waiting_.push_back(work);
+  if (!ensure_worker()) {
+    lock.unlock();
+    return drive(*work, 0);
+  }
+  if (!running_ && !armed_) arm(kPatience);
+}
+
+void Queue::hurry() {
+  const std::lock_guard lock(mutex_);
+  if (!running_ && !waiting_.empty()) arm(std::chrono::nanoseconds(1));
 }
 
 // With the lock, which is given away meanwhile.
 void Queue::run_front(std::unique_lock<std::mutex>& lock, bool is_worker) {
   const c10::intrusive_ptr<QueuedWork> work = std::move(waiting_.front());
   waiting_.pop_front();
+  disarm();
   running_ = true;
   lock.unlock();
   work->run();
+  const bool silent = work->announced_to_nobody();
   lock.lock();
   running_ = false;
   if (sleepers_ > 0) turn_over_.notify_all();
+  if (silent) return;
   if (is_worker) --available_;
+  if (!waiting_.empty()) arm(kPatience);
   ensure_worker();
-  if (!waiting_.empty()) work_there_.notify_one();
   lock.unlock();
   work->announce();
   lock.lock();
@@ -97,17 +127,21 @@ void Queue::drive(QueuedWork& work, double seconds) {
     lock.lock();
   }
   // Others may have to go on where this thread stops.
-  if (!waiting_.empty() && !running_) work_there_.notify_one();
+  if (!waiting_.empty() && !running_) arm(kPatience);
 }
 
 void Queue::work_off() {
   current = this;
   std::unique_lock lock(mutex_);
   while (!stopped_ && available_ == 1) {  // another took over while this one was in a callback
-    if (running_ || waiting_.empty())
-      work_there_.wait(lock);
-    else
+    if (!running_ && !waiting_.empty()) {
       run_front(lock, true);
+      continue;
+    }
+    disarm();
+    lock.unlock();
+    alarm_->sleep();
+    lock.lock();
   }
   --available_;
   --workers_;
@@ -123,8 +157,8 @@ void Queue::stop(const std::exception_ptr& reason) {
     if (stopped_) return;
     stopped_ = reason;
     left.swap(waiting_);
+    arm(std::chrono::nanoseconds(1));  // and no worker clears it again
   }
-  work_there_.notify_all();
   for (const auto& work : left) work->fail(reason);
   turn_over_.notify_all();
   std::unique_lock lock(mutex_);

@@ -5,7 +5,9 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <optional>
 
+#include "torch/alarm.h"
 #include "torch/work.h"
 
 namespace collectives::torch_adapter {
@@ -16,11 +18,14 @@ class QueuedWork;
 // idle runs on its own thread and never enters it. What is in the queue is run by whoever is there first: a
 // thread that waits for it, or for something behind it, or the worker, which is started with the first
 // asynchronous call. So no call ever needs the worker to be scheduled if somebody waits, and none needs
-// anybody to wait.
+// anybody to wait. Most callers wait soon, and on a crowded machine a worker that wakes takes the core from
+// the very thread that would: so it wakes only for a call that has lain there for kPatience, or whose future
+// somebody took.
 //
 // A call gives the right to run away before the callbacks of its future run: a callback may begin another
 // call and wait for it (DDP's PowerSGD hook does). While the worker is in a callback another worker takes its
-// place.
+// place. Where no worker can be started (out of descriptors or threads), an asynchronous call runs before
+// push() returns.
 //
 // Lives as long as somebody may run: workers and queued calls hold it.
 class Queue : public std::enable_shared_from_this<Queue> {
@@ -32,6 +37,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void leave();
 
   void push(c10::intrusive_ptr<QueuedWork> work);
+  // What is queued is not to wait for anybody's waiting.
+  void hurry();
   // Runs what is queued until `work` has ended, or sleeps while others do. `seconds` (0: none) bounds the
   // sleeping.
   void drive(QueuedWork& work, double seconds);
@@ -39,14 +46,20 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void stop(const std::exception_ptr& reason);
 
  private:
+  static constexpr std::chrono::microseconds kPatience{50};  // a worker that wakes takes 20 to 40 of them
+
   void work_off();
   void run_front(std::unique_lock<std::mutex>& lock, bool is_worker);
-  void ensure_worker();
+  bool ensure_worker();
+  void arm(std::chrono::nanoseconds delay);
+  void disarm();
 
   const int owner_;  // process id: in a forked child there is no worker
   std::mutex mutex_;
-  std::condition_variable work_there_;  // the worker sleeps here
-  std::condition_variable turn_over_;   // those who wait for a call
+  // Workers sleep here. With the lock free: set or due if something is queued and nothing runs.
+  std::optional<Alarm> alarm_;
+  bool armed_ = false;
+  std::condition_variable turn_over_;  // those who wait for a call
   std::deque<c10::intrusive_ptr<QueuedWork>> waiting_;
   std::condition_variable worker_gone_;
   std::exception_ptr stopped_;
@@ -70,6 +83,11 @@ class QueuedWork final : public Work {
   void fail(const std::exception_ptr& reason) {
     body_ = nullptr;
     complete(reason);
+  }
+  // Whoever waits for the future alone does not run the call.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    if (!isCompleted()) queue_->hurry();
+    return Work::getFuture();
   }
 
  protected:

@@ -8,12 +8,6 @@ namespace {
 
 using c10d::OpType;
 
-const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* role) {
-  if (tensors.size() != 1)
-    throw BadInput(std::string(role) + ": one tensor expected, not " + std::to_string(tensors.size()));
-  return tensors.front();
-}
-
 }  // namespace
 
 // Reduces what `like` says from `in` to `out`, which may be one.
@@ -150,23 +144,22 @@ Backend::Handle Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
                    throw BadInput("reduce_scatter: a list of one input for each of the " +
                                   std::to_string(size_) + " ranks expected");
                  const Tensors& parts = inputs.front();
-                 bool even = true;
                  for (const at::Tensor& part : parts) {
                    check_input(part, "input");
                    check_same_type(part, output, "inputs and output");
-                   even = even && part.numel() == parts.front().numel();
                  }
                  if (parts[static_cast<size_t>(rank_)].numel() != output.numel())
                    throw BadInput("reduce_scatter: input " + std::to_string(rank_) + " has " +
                                   std::to_string(parts[static_cast<size_t>(rank_)].numel()) +
                                   " elements, the output " + std::to_string(output.numel()));
                  Described call;
-                 call.collective = even ? Collective::reduce_scatter : Collective::reduce;
+                 const bool equal = even(parts);
+                 call.collective = equal ? Collective::reduce_scatter : Collective::reduce;
                  call.dtype = reduction_type(output.scalar_type());
                  call.reduction = reduction_of(opts.reduceOp);
                  call.timeout = opts.timeout;
-                 return [this, parts, output, call, even] {
-                   if (even) return reduce_one(joined(parts, true), output, call);
+                 return [this, parts, output, call, equal] {
+                   if (equal) return reduce_one(joined(parts, true), output, call);
                    for (int root = 0; root < size_; ++root) {
                      Described one = call;
                      one.root = root;

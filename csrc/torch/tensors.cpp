@@ -33,6 +33,18 @@ void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* roles
                    c10::toString(b.scalar_type()));
 }
 
+void check_size(const at::Tensor& tensor, int64_t numel, const char* what) {
+  if (tensor.numel() != numel)
+    throw BadInput(std::string(what) + " has " + std::to_string(tensor.numel()) + " elements, not " +
+                   std::to_string(numel));
+}
+
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* role) {
+  if (tensors.size() != 1)
+    throw BadInput(std::string(role) + ": one tensor expected, not " + std::to_string(tensors.size()));
+  return tensors.front();
+}
+
 void check_apart(const std::vector<at::Tensor>& outputs) {
   std::vector<std::pair<const char*, const char*>> extents;
   for (const at::Tensor& t : outputs) {
@@ -135,6 +147,11 @@ at::Tensor packed(const at::Tensor& tensor, bool fill) {
 
 void unpack(const at::Tensor& tensor, const at::Tensor& image) {
   if (!tensor.is_same(image)) tensor.copy_(image);
+}
+
+bool even(const std::vector<at::Tensor>& parts) {
+  return std::all_of(parts.begin(), parts.end(),
+                     [&](const at::Tensor& part) { return part.numel() == parts.front().numel(); });
 }
 
 at::Tensor joined(const std::vector<at::Tensor>& parts, bool fill) {

@@ -18,6 +18,9 @@ namespace collectives::torch_adapter {
 void check_input(const at::Tensor& tensor, const char* role);
 void check_output(const at::Tensor& tensor, const char* role);
 void check_same_type(const at::Tensor& a, const at::Tensor& b, const char* roles);
+void check_size(const at::Tensor& tensor, int64_t numel, const char* what);
+// The tensor of a list of one, which torch's interface has in many places.
+const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* role);
 // No two of them share memory: each is to hold a result of its own.
 void check_apart(const std::vector<at::Tensor>& outputs);
 
@@ -42,6 +45,9 @@ Reduction reduction_of(const c10d::ReduceOp& op);
 at::Tensor packed(const at::Tensor& tensor, bool fill = true);
 // Writes a packed copy back; nothing where it is the tensor itself.
 void unpack(const at::Tensor& tensor, const at::Tensor& image);
+
+// Whether all have as many elements as the first.
+bool even(const std::vector<at::Tensor>& parts);
 
 // One packed array for equal parts, that the parts are copied from or to; where they already lie one after
 // another in memory it is that memory.

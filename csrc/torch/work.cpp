@@ -57,6 +57,12 @@ void Work::end(std::exception_ptr exception) {
   cv_.notify_all();
 }
 
+bool Work::announced_to_nobody() {
+  const std::lock_guard lock(mutex_);
+  announced_ = !future_ && !future_result_ && !recordFunctionEndCallback_;
+  return announced_;
+}
+
 void Work::announce() {
   c10::intrusive_ptr<Future> future, future_result;
   std::function<void()> record_end;

@@ -39,6 +39,8 @@ class Work : public c10d::Work {
   // runs the callbacks of futures, which may take any time and begin calls of their own.
   void end(std::exception_ptr exception);
   void announce();
+  // After end(), instead of announce() where that would find nobody to tell; says whether it would.
+  bool announced_to_nobody();
   void complete(std::exception_ptr exception) {
     end(std::move(exception));
     announce();
