@@ -1,45 +1,19 @@
 // The whole CPU path with ranks as threads of one process. They share one mapping, so ThreadSanitizer sees
 // every race.
 #include <atomic>
-#include <barrier>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "cpu/communicator.h"
+#include "rank_threads.h"
 
 using namespace collectives;
 
 namespace {
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (0)
-
-// Runs body(communicator) on `world` threads that are connected with each other.
-template <class Body>
-void with_ranks(int world, double timeout, Body body) {
-  std::vector<Announcement> all(static_cast<size_t>(world));
-  std::barrier meeting(world);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world; ++rank)
-    threads.emplace_back([&, rank] {
-      Communicator comm(rank, world, timeout, [] { return false; });
-      all[static_cast<size_t>(rank)] = comm.announcement();
-      meeting.arrive_and_wait();
-      comm.connect(all);
-      body(comm);
-    });
-  for (std::thread& thread : threads) thread.join();
-}
 
 Call make_call(Collective collective, const std::vector<int32_t>& in, std::vector<int32_t>& out, size_t count,
                Algorithm algorithm = Algorithm::automatic) {

@@ -2,25 +2,16 @@
 // another. Relaxed and release stores alone, so ThreadSanitizer sees every race.
 #include <atomic>
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "cpu/flight.h"
 
 using namespace collectives;
 
 namespace {
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (0)
 
 std::unique_ptr<FlightPages> make_pages() {
   auto pages = std::make_unique<FlightPages>();

@@ -6,28 +6,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <barrier>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "core/process.h"
-#include "cpu/communicator.h"
+#include "rank_threads.h"
 
 using namespace collectives;
 
 namespace {
-
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (0)
 
 constexpr size_t kMega = 1 << 20;
 
@@ -189,22 +179,6 @@ void test_forked_child() {
   CHECK(!Process::current()->heap().find(block, 4096));
 }
 
-template <class Body>
-void with_ranks(int world, Body body) {
-  std::vector<Announcement> all(static_cast<size_t>(world));
-  std::barrier meeting(world);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world; ++rank)
-    threads.emplace_back([&, rank] {
-      Communicator comm(rank, world, 120, [] { return false; });
-      all[static_cast<size_t>(rank)] = comm.announcement();
-      meeting.arrive_and_wait();
-      comm.connect(all);
-      body(comm);
-    });
-  for (std::thread& thread : threads) thread.join();
-}
-
 // An array of ints in symmetric memory, at any address that fits ints.
 struct Ints {
   explicit Ints(size_t count, size_t offset)
@@ -266,7 +240,7 @@ void check_round(Communicator& comm, size_t count, int round, bool in_place, siz
 }
 
 void test_algorithm(int world, int rounds) {
-  with_ranks(world, [&](Communicator& comm) {
+  with_ranks(world, 120, [&](Communicator& comm) {
     std::mt19937 agreed(23), own(static_cast<unsigned>(comm.rank()));
     for (int round = 0; round < rounds; ++round) {
       const size_t count = agreed() % (round % 10 == 0 ? 600'000 / static_cast<size_t>(world) : 3'000);

@@ -8,38 +8,15 @@
 #include <thread>
 #include <vector>
 
+#include "check.h"
 #include "cpu/communicator.h"
+#include "rank_threads.h"
 
 using namespace collectives;
 
 namespace {
 
-#define CHECK(condition)                                                           \
-  do {                                                                             \
-    if (!(condition)) {                                                            \
-      std::fprintf(stderr, "%s:%d: failed: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                \
-    }                                                                              \
-  } while (0)
-
 using Ints = std::vector<uint32_t>;
-
-// Runs body(communicator) on `world` threads that are connected with each other.
-template <class Body>
-void with_ranks(int world, double timeout, Body body) {
-  std::vector<Announcement> all(static_cast<size_t>(world));
-  std::barrier meeting(world);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < world; ++rank)
-    threads.emplace_back([&, rank] {
-      Communicator comm(rank, world, timeout, [] { return false; });
-      all[static_cast<size_t>(rank)] = comm.announcement();
-      meeting.arrive_and_wait();
-      comm.connect(all);
-      body(comm);
-    });
-  for (std::thread& thread : threads) thread.join();
-}
 
 PointToPoint& messages(Communicator& comm) { return comm.messages(Collective::send); }
 
