@@ -195,7 +195,17 @@ def launched(environ: Mapping[str, str] = os.environ) -> Launch:
         found = detect(environ)
         if found:
             return found
+    _check_not_half_launched(environ)
     return Launch("none", 0, 1, 0, 1)
+
+
+def _check_not_half_launched(environ: Mapping[str, str]) -> None:
+    """A rank of several that took itself for a world of one would return wrong sums in silence.
+
+    RANK alone is let pass: some container images set it for purposes of their own.
+    """
+    if environ.get("WORLD_SIZE", "1") != "1" and "RANK" not in environ:
+        raise ValueError(f"WORLD_SIZE={environ['WORLD_SIZE']} is set and RANK is not: set both, or neither")
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int:
@@ -215,7 +225,6 @@ def _optional(environ: Mapping[str, str], name: str) -> int | None:
 
 
 def _torchrun(environ: Mapping[str, str]) -> Launch | None:
-    # Some container images set RANK alone for purposes of their own.
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
     run = environ.get("TORCHELASTIC_RUN_ID")

@@ -213,7 +213,7 @@ def register(
         read: ``read(owner, rank)`` gives the raw record of a rank.
     """
     key = id(owner)
-    _groups[key] = Group(
+    group = _groups[key] = Group(
         name=name or hashlib.sha256(b"".join(announcements)).hexdigest()[:8],
         description=description,
         rank=rank,
@@ -222,6 +222,7 @@ def register(
         owner=weakref.ref(owner, lambda _: _groups.pop(key, None)),
         read=read,
     )
+    logger.debug("%s %s is connected: rank %d of %s", description, group.name, rank, group.ranks)
 
 
 def dump(prefix: str, owners: Iterable[Owner] | None = None) -> list[str]:

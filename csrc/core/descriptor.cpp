@@ -34,6 +34,14 @@ const char* name(Algorithm a) { return at(kAlgorithms, static_cast<size_t>(a)); 
 bool parse(std::string_view text, Collective& c) { return find(kCollectives, text, c); }
 bool parse(std::string_view text, Algorithm& a) { return find(kAlgorithms, text, a); }
 
+std::string describe_message(const Descriptor& m, uint32_t tag, uint64_t number) {
+  const std::string other = m.root == kAnyRank ? "any rank" : "rank " + std::to_string(m.root);
+  return std::string(name(m.collective)) + "(" + name(m.dtype) + ", " + std::to_string(m.count) +
+         (m.count == 1 ? " element" : " elements") +
+         (m.collective == Collective::send ? ", to " : ", from ") + other + ", tag " + std::to_string(tag) +
+         "), message " + std::to_string(number);
+}
+
 std::string describe(const Descriptor& d) {
   if (d.collective == Collective::barrier) return "barrier()";
   std::string text = std::string(name(d.collective)) + "(";

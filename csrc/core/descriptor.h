@@ -68,5 +68,9 @@ static_assert(sizeof(Descriptor) == 16 && std::is_trivially_copyable_v<Descripto
 
 // Such as "all_reduce(sum, float32, 100 elements)"; the algorithm is named only where it was forced.
 std::string describe(const Descriptor&);
+// The root of the descriptor of a receive that takes a message from anybody.
+inline constexpr uint32_t kAnyRank = 0xffffffff;
+// Of a message: "recv(float32, 100 elements, from rank 2, tag 7), message 3". `root` is the other rank.
+std::string describe_message(const Descriptor& message, uint32_t tag, uint64_t number);
 
 }  // namespace collectives

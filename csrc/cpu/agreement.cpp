@@ -13,6 +13,11 @@ constexpr int kToldRanks = 3;  // whose last calls an error tells
 
 constexpr const char* kHarmless = ". No data moved; the communicator can still be used";
 
+std::string which_call(const Breakdown& b) {
+  return describe(b.call) + ", call " + std::to_string(b.epoch) + " on rank " + std::to_string(b.rank) +
+         " of " + std::to_string(b.world) + ": ";
+}
+
 }  // namespace
 
 Failure disagreement(const std::vector<Said>& said, const Descriptor& mine, uint64_t epoch) {
@@ -25,8 +30,10 @@ Failure disagreement(const std::vector<Said>& said, const Descriptor& mine, uint
         (culprits.empty() ? "" : "; ") + list_ranks({who}) + " refused its own call: " + said[rank].reason;
     culprits.push_back(who);
   }
-  if (!culprits.empty())
+  if (!culprits.empty()) {
+    if (text.back() == '.') text.pop_back();  // of a reason that was cut
     return Failure(Cause::refused, name(mine.collective), epoch, culprits, text + kHarmless);
+  }
 
   std::map<std::string, std::vector<int>> calls;
   for (size_t rank = 0; rank < said.size(); ++rank)
@@ -70,10 +77,14 @@ std::optional<Failure> parts_disagreement(const std::vector<uint64_t>& counts, c
                      "): the ranks do not agree on their parts: " + text + kHarmless);
 }
 
+Failure still_broken(const Breakdown& b, const Failure& first) {
+  return Failure(first.cause, name(b.call.collective), b.epoch, first.ranks,
+                 which_call(b) + "not made, since the communicator has been broken since " + first.what());
+}
+
 Failure broken(const Breakdown& b, const Watch& watch) {
   const std::string who = "rank " + std::to_string(b.standing.culprit);
-  std::string text = describe(b.call) + ", call " + std::to_string(b.epoch) + " on rank " +
-                     std::to_string(b.rank) + " of " + std::to_string(b.world) + ": ";
+  std::string text = which_call(b);
   std::vector<int> culprits = {b.standing.culprit};
   switch (b.standing.cause) {
     case Cause::died:
@@ -83,11 +94,13 @@ Failure broken(const Breakdown& b, const Watch& watch) {
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%g", b.timeout);
       if (std::find(b.late.begin(), b.late.end(), b.standing.culprit) != b.late.end()) culprits = b.late;
-      text +=
-          list_ranks(culprits) +
-          (b.expired ? std::string(" did not arrive within the timeout of ") + seconds + " s"
-                     : std::string(" did not arrive in time for another rank (the timeout of this one: ") +
-                           seconds + " s)");
+      if (b.expired)
+        text += list_ranks(culprits) + " did not arrive within the timeout of " + seconds + " s";
+      else if (b.standing.culprit == b.rank)
+        text += "another rank gave up waiting for this one";
+      else
+        text += list_ranks(culprits) +
+                " did not arrive in time for another rank (the timeout of this one: " + seconds + " s)";
       break;
     }
     case Cause::aborted:

@@ -42,5 +42,7 @@ struct Breakdown {
 
 // The failure for it, with what the culprits did last.
 Failure broken(const Breakdown& breakdown, const Watch& watch);
+// The same for a call after the one that said `first`: it was not made.
+Failure still_broken(const Breakdown& breakdown, const Failure& first);
 
 }  // namespace collectives

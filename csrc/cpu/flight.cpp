@@ -140,16 +140,27 @@ std::vector<FlightRecord> read_flight(const FlightPages& pages) {
 }
 
 std::string last_call(const std::vector<FlightRecord>& records) {
-  const FlightRecord* last = nullptr;
-  for (const FlightRecord& record : records)
-    if (Collective(record.collective) != Collective::send &&
-        Collective(record.collective) != Collective::recv)
-      last = &record;
+  auto is_message = [](const FlightRecord& r) {
+    return Collective(r.collective) == Collective::send || Collective(r.collective) == Collective::recv;
+  };
+  auto in_progress = [](const FlightRecord& r) { return r.ended_at == 0; };
+  const FlightRecord *call = nullptr, *message = nullptr;
+  for (const FlightRecord& record : records) {
+    const FlightRecord*& last = is_message(record) ? message : call;
+    // Messages end in any order: the last one that has not ended, if there is one.
+    if (last == nullptr || in_progress(record) || !in_progress(*last)) last = &record;
+  }
+  const FlightRecord* last = call;
+  if (message != nullptr &&
+      (call == nullptr ||
+       (!in_progress(*call) && (in_progress(*message) || message->ended_at > call->ended_at))))
+    last = message;
   if (last == nullptr) return "";
   Descriptor called = last->descriptor();
   called.algorithm = Algorithm::automatic;
   const uint64_t now = Moment::now().wall;
-  std::string text = describe(called) + ", call " + std::to_string(last->epoch) + ", ";
+  std::string text = is_message(*last) ? describe_message(called, last->tag, last->epoch) + ", "
+                                       : describe(called) + ", call " + std::to_string(last->epoch) + ", ";
   switch (last->state) {
     case FlightRecord::completed:
       return text + "completed " + seconds_between(last->ended_at, now) + " ago";

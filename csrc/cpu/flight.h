@@ -123,7 +123,8 @@ void open_flight_pages(FlightPages& pages);
 // being written, or whose writer died writing it, is left out.
 std::vector<FlightRecord> read_flight(const FlightPages& pages);
 
-// "all_reduce(sum, float32, 100 elements), call 57, completed 12.3 s ago" of the last call; empty if none.
+// "all_reduce(sum, float32, 100 elements), call 57, completed 12.3 s ago": of the call or message that the
+// rank is in, else of the one that ended last; empty if none.
 std::string last_call(const std::vector<FlightRecord>& records);
 
 }  // namespace collectives

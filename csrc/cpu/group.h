@@ -275,7 +275,7 @@ class Group {
     return broken();
   }
 
-  Failure broken() const;
+  Failure broken();
   void check_agreement() const;
 
   int rank_;
@@ -283,10 +283,11 @@ class Group {
   std::vector<pid_t> pids_;
   SliceLayout layout_;
   Watch& watch_;
-  double timeout_ = 0;     // of the current call; of the one that failed once one has
-  bool expired_ = false;   // this rank itself gave up waiting
-  uint32_t sequence_ = 0;  // exchanges published
-  uint32_t settled_ = 0;   // the last exchange that was waited for
+  double timeout_ = 0;            // of the current call; of the one that failed once one has
+  bool expired_ = false;          // this rank itself gave up waiting
+  std::optional<Failure> first_;  // what the first call said that found the group broken
+  uint32_t sequence_ = 0;         // exchanges published
+  uint32_t settled_ = 0;          // the last exchange that was waited for
   std::atomic<uint64_t> epoch_{0};
   bool any_far_ = false;
   bool symmetric_ = false;
@@ -317,9 +318,12 @@ void Group<Memory>::check_agreement() const {
 }
 
 template <class Memory>
-Failure Group<Memory>::broken() const {
-  return collectives::broken(
-      {current_, epoch_, rank_, world(), standing(rank_), timeout_, expired_, missing()}, watch_);
+Failure Group<Memory>::broken() {
+  const Breakdown now{current_, epoch_, rank_, world(), standing(rank_), timeout_, expired_, missing()};
+  if (now.standing.state == Standing::failed && first_) return still_broken(now, *first_);
+  Failure failure = collectives::broken(now, watch_);
+  if (now.standing.state == Standing::failed) first_ = failure;
+  return failure;
 }
 
 }  // namespace collectives

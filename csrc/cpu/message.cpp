@@ -13,11 +13,9 @@ std::string elements(uint8_t dtype, uint64_t count) {
 }  // namespace
 
 std::string Request::describe() const {
-  const int peer = this->peer();
-  return std::string(name(side_)) + "(" + elements(static_cast<uint8_t>(message_.dtype), message_.count) +
-         (sends() ? ", to " : ", from ") +
-         (peer == kAnySource ? "any rank" : "rank " + std::to_string(peer)) + ", tag " +
-         std::to_string(message_.tag) + "), message " + std::to_string(number_);
+  Descriptor d = message_.descriptor(side_);
+  d.root = static_cast<uint32_t>(peer());
+  return describe_message(d, message_.tag, number_);
 }
 
 Failure Request::fail(Cause cause, const std::vector<int>& culprits, const std::string& why) const {
@@ -30,7 +28,7 @@ Failure Request::mismatched(const MessageHeader& theirs, int source) const {
                   std::to_string(theirs.tag) + "). That message is gone; the communicator stays usable");
 }
 
-Failure Request::broken(Standing s, int rank, bool late) const {
+Failure Request::broken(Standing s, int rank, bool late, const std::string& last) const {
   const std::string who = "rank " + std::to_string(s.culprit);
   std::vector<int> culprits = {s.culprit};
   const Cause cause = late ? Cause::timed_out : s.cause;
@@ -43,7 +41,7 @@ Failure Request::broken(Standing s, int rank, bool late) const {
       char seconds[32];
       std::snprintf(seconds, sizeof seconds, "%g", message_.timeout);
       if (!late)
-        why = who + " was late in another call";
+        why = s.culprit == rank ? "another rank gave up waiting for this one" : who + " was late elsewhere";
       else if (peer() == kAnySource) {
         why = std::string("no rank sent it within ") + seconds + " s";
         culprits = {};
@@ -65,6 +63,7 @@ Failure Request::broken(Standing s, int rank, bool late) const {
     default:
       why = "the communicator is broken";
   }
+  if (s.state == Standing::failed && !last.empty()) why += "; " + last;
   if (s.state == Standing::failed)
     why += ". The communicator cannot be used any more: close it and make a new one";
   return fail(cause, culprits, why);

@@ -23,6 +23,14 @@ struct Message {
   uint32_t tag = 0;
   double timeout = 0;  // seconds without any progress after which it fails
 
+  Descriptor descriptor(Collective side) const {
+    Descriptor d;
+    d.count = count;
+    d.collective = side;
+    d.dtype = dtype;
+    d.root = static_cast<uint32_t>(peer);
+    return d;
+  }
   MessageHeader header() const {
     return {count, count * size_of(dtype), tag, static_cast<uint8_t>(dtype), {}};
   }
@@ -60,7 +68,8 @@ class Request {
   Failure fail(Cause cause, const std::vector<int>& culprits, const std::string& why) const;
   Failure mismatched(const MessageHeader& theirs, int source) const;
   // Why it ended when the rank's standing became `s`. `late`: it was itself too long without progress.
-  Failure broken(Standing s, int rank, bool late) const;
+  // `last`: what the rank to look at called last, in words; may be empty.
+  Failure broken(Standing s, int rank, bool late, const std::string& last) const;
   void finish();
 
   const Collective side_;

@@ -79,7 +79,7 @@ void PointToPoint::begin(Lock& lock, const std::shared_ptr<Request>& request) {
     request->sends() ? begin_send(request) : begin_recv(request);
   }
   deliver(lock);
-  if (own.state != Standing::open) throw request->broken(own, rank_, false);
+  if (own.state != Standing::open) throw broken(*request, own, false);
 }
 
 void PointToPoint::begin_send(const std::shared_ptr<Request>& request) {
@@ -137,12 +137,7 @@ void PointToPoint::record(Request& request) {
   const Message& m = request.message_;
   auto& counts = request.sends() ? sent_ : asked_;
   const uint64_t number = m.peer == kAnySource ? 0 : ++counts[static_cast<size_t>(m.peer)];
-  Descriptor described;
-  described.collective = request.side_;
-  described.count = m.count;
-  described.dtype = m.dtype;
-  described.root = static_cast<uint32_t>(m.peer);
-  request.recorded_ = membership_->messages().begin(described, number, nullptr, 0, m.tag);
+  request.recorded_ = membership_->messages().begin(m.descriptor(request.side_), number, nullptr, 0, m.tag);
 }
 
 void PointToPoint::recorded_match(const Request& request, int source, uint64_t number) {
@@ -229,11 +224,18 @@ void PointToPoint::fall(Standing why, const Request* late) {
   end_all(late);
 }
 
+// With what the culprit did last; where others blame this rank, with what the other side of the message did.
+Failure PointToPoint::broken(const Request& request, Standing s, bool late) const {
+  const int who = s.culprit != rank_ ? s.culprit : request.peer();
+  const bool known = !closed_ && s.state == Standing::failed && who != rank_ && who != kAnySource;
+  return request.broken(s, rank_, late, known ? membership_->last_call(who) : "");
+}
+
 void PointToPoint::end_all(const Request* late) {
   const Standing s = standing();
   while (!pending_.empty()) {
     const std::shared_ptr<Request> request = pending_.front();
-    settle(request, request->broken(s, rank_, request.get() == late));
+    settle(request, broken(*request, s, request.get() == late));
   }
   for (auto& queue : sends_) queue.clear();
   receives_.clear();

@@ -107,6 +107,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   void judge(const std::vector<int>& dead);
   void fall(Standing why, const Request* late = nullptr);
   void end_all(const Request* late = nullptr);
+  Failure broken(const Request& request, Standing s, bool late) const;
   Standing standing() const;
 
   std::shared_ptr<Request> run(const std::shared_ptr<Request>& request);

@@ -80,6 +80,29 @@ bool parse_dlpack(nb::dlpack::dtype type, DType& dtype) {
   return false;
 }
 
+// `spelled`: how it is told where the object has no dtype.
+std::string unknown_type(const char* role, nb::handle object, const std::string& spelled) {
+  nb::object type = nb::getattr(object, "dtype", nb::none());
+  const std::string told =
+      type.is_none() ? spelled : nb::cast<std::string>(nb::str(nb::getattr(type, "name", type)));
+  return std::string(role) + ": element type " + told + " of this " + kind_of(object) +
+         " is not known; known are float32, float64, float16, bfloat16, float8_e4m3fn, float8_e5m2, "
+         "int8 to int64, uint8 to uint64, bool, complex64 and complex128";
+}
+
+// Why an object may not export its memory, as far as it tells itself.
+std::string because(nb::handle object) {
+  auto told = [&](const char* attribute) {
+    nb::object value = nb::getattr(object, attribute, nb::none());
+    return value.is_none() ? std::string() : nb::cast<std::string>(nb::str(value));
+  };
+  if (const std::string layout = told("layout"); !layout.empty() && layout != "torch.strided")
+    return ": its layout is " + layout + ", and only dense arrays are moved";
+  if (const std::string device = told("device"); !device.empty() && device != "cpu")
+    return ": it is on " + device + ", and this version moves CPU memory only";
+  return "";
+}
+
 }  // namespace
 
 Array::Array(nb::handle object, const char* role) : role_(role) {
@@ -108,8 +131,7 @@ bool Array::import_buffer(nb::handle object) {
   if (!parse_format(buffer_.format, static_cast<size_t>(buffer_.itemsize), dtype) ||
       static_cast<size_t>(buffer_.itemsize) != size_of(dtype)) {
     const std::string format = buffer_.format;
-    throw BadType(std::string(role_) + ": no known element type in the buffer format '" + format +
-                  "' of this " + kind_of(object));
+    throw BadType(unknown_type(role_, object, "buffer format '" + format + "'"));
   }
   read_only = buffer_.readonly != 0;
   view.data = buffer_.buf;
@@ -128,10 +150,7 @@ void Array::import_named(nb::handle object) {
   nb::object type = nb::getattr(object, "dtype", nb::none());
   const std::string spelled = nb::cast<std::string>(nb::str(nb::getattr(type, "name", type)));
   DType named;
-  if (!parse(spelled, named) || size_of(named) > 2)
-    throw BadType(std::string(role_) + ": element type " + spelled +
-                  " is not known; known are float32, float64, float16, bfloat16, float8_e4m3fn, "
-                  "float8_e5m2, int8 to int64, uint8 to uint64, bool, complex64 and complex128");
+  if (!parse(spelled, named) || size_of(named) > 2) throw BadType(unknown_type(role_, object, "none"));
   viewed_ = object.attr("view")(size_of(named) == 2 ? "uint16" : "uint8");
   if (!import_buffer(viewed_))
     throw BadType(std::string(role_) + ": this " + kind_of(object) + " does not export its memory");
@@ -157,13 +176,12 @@ void Array::import_dlpack(nb::handle object) {
     read_only = true;
   } else {
     throw BadType(std::string(role_) + ": this " + kind_of(object) +
-                  " does not export its memory through DLPack (a tensor that requires grad needs detach())");
+                  " does not export its memory through DLPack" + because(object));
   }
   if (tensor_.device_type() != nb::device::cpu::value)
     throw BadType(std::string(role_) + ": this " + kind_of(object) +
                   " is not in CPU memory; this version moves CPU memory only");
-  if (!parse_dlpack(tensor_.dtype(), dtype))
-    throw BadType(std::string(role_) + ": the element type of this " + kind_of(object) + " is not known");
+  if (!parse_dlpack(tensor_.dtype(), dtype)) throw BadType(unknown_type(role_, object, "a DLPack type code"));
   view.data = const_cast<void*>(tensor_.data());
   view.item = size_of(dtype);
   view.dims = static_cast<int>(tensor_.ndim());

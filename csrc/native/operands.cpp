@@ -10,32 +10,33 @@
 namespace collectives {
 namespace {
 
-std::string_view text_of(nb::handle object, const char* role) {
+constexpr const char* kOps = "sum, avg, min, max, product, band, bor, bxor or premul_sum";
+constexpr const char* kAlgorithms = "inline, one_shot, two_shot, direct, symmetric";
+
+std::string_view text_of(nb::handle object, const char* role, const char* words) {
   Py_ssize_t length = 0;
   const char* text = PyUnicode_Check(object.ptr()) ? PyUnicode_AsUTF8AndSize(object.ptr(), &length) : nullptr;
   if (text == nullptr) {
     PyErr_Clear();
-    throw BadType(std::string(role) + " must be a string");
+    throw BadType(std::string(role) + " must be a string, one of " + words + "; not " +
+                  nb::cast<std::string>(nb::repr(object)));
   }
   return {text, static_cast<size_t>(length)};
 }
 
 Op parse_op(nb::handle object) {
   Op op;
-  const std::string_view text = text_of(object, "op");
-  if (!parse(text, op))
-    throw BadArgument("unknown op '" + std::string(text) +
-                      "': sum, avg, min, max, product, band, bor, bxor or premul_sum");
+  const std::string_view text = text_of(object, "op", kOps);
+  if (!parse(text, op)) throw BadArgument("unknown op '" + std::string(text) + "': " + kOps);
   return op;
 }
 
 Algorithm parse_algorithm(nb::handle object) {
   if (object.is_none()) return Algorithm::automatic;
   Algorithm algorithm;
-  const std::string_view text = text_of(object, "algorithm");
+  const std::string_view text = text_of(object, "algorithm", kAlgorithms);
   if (!parse(text, algorithm) || algorithm == Algorithm::automatic)
-    throw BadArgument("unknown algorithm '" + std::string(text) +
-                      "': inline, one_shot, two_shot, direct, symmetric or None");
+    throw BadArgument("unknown algorithm '" + std::string(text) + "': " + kAlgorithms + " or None");
   return algorithm;
 }
 
