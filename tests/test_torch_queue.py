@@ -1,4 +1,4 @@
-"""Who runs asynchronous calls: whoever waits, the worker where nobody does, the caller where there is none."""
+"""Who runs asynchronous calls: whoever waits, the worker where nobody does, the caller where it must."""
 
 from __future__ import annotations
 

@@ -44,6 +44,7 @@ std::string describe_message(const Descriptor& m, uint32_t tag, uint64_t number)
 
 std::string describe(const Descriptor& d) {
   if (d.collective == Collective::barrier) return "barrier()";
+  if (d.collective == Collective::delegated) return "a call that another library makes (of sparse tensors)";
   std::string text = std::string(name(d.collective)) + "(";
   if (reduces(d.collective)) text += std::string(name(d.op)) + ", ";
   text += name(d.dtype);

@@ -167,12 +167,9 @@ void PointToPoint::deliver(Lock& lock) {
   if (!closed_ && RealMemory::load(bell_.sleepers) != 0) RealMemory::ring(bell_.rings);
   if (undelivered_.empty()) return;
   const auto settled = std::exchange(undelivered_, {});
-  const bool attends = std::this_thread::get_id() == attendant_;
-  if (attends) calling_back_ = true;
   lock.unlock();
   for (const auto& request : settled) request->finish();
   lock.lock();
-  if (attends) calling_back_ = false;
 }
 
 Standing PointToPoint::standing() const { return closed_ ? *closed_ : group_.standing(rank_); }
@@ -255,9 +252,7 @@ void PointToPoint::close() {
   end_all();
   work_.notify_all();
   deliver(lock);
-  quiet_.wait(lock, [&] {
-    return inside_ == 0 && (!running_ || calling_back_ || attendant_ == std::this_thread::get_id());
-  });
+  quiet_.wait(lock, [&] { return inside_ == 0 && (!running_ || attendant_ == std::this_thread::get_id()); });
 }
 
 }  // namespace collectives

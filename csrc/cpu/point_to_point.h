@@ -149,7 +149,6 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::condition_variable work_;   // for the thread
   bool running_ = false;           // the thread
   bool parked_ = false;            // it waits for work
-  bool calling_back_ = false;      // it is in a `done`
   std::thread::id attendant_;
 };
 

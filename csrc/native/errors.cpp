@@ -37,6 +37,7 @@ void dump_flight_record() {
   try {
     nb::module_::import_("collectives.flight_record").attr("on_error")();
   } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;  // Ctrl-C goes before the failure that it met
     error.discard_as_unraisable("collectives.flight_record.on_error");
   }
 }

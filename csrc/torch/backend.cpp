@@ -1,9 +1,7 @@
 #include "torch/backend.h"
 
-#include <Python.h>
-#include <unistd.h>
-
 #include <ATen/ops/from_blob.h>
+#include <Python.h>
 
 #include <algorithm>
 #include <mutex>
@@ -32,6 +30,13 @@ std::exception_ptr closed() {
       Failure(COLLECTIVES_CLOSED, "the process group was shut down before this call ran", "", 0, {}));
 }
 
+// Of this thread: coalescing blocks that are open.
+struct Block {
+  const Backend* backend;
+  std::vector<c10::intrusive_ptr<Work>> parts;
+};
+thread_local std::vector<Block> blocks;
+
 // Some callers come with the GIL, and a call of another thread may need it to end.
 class WithoutGil {
  public:
@@ -51,16 +56,15 @@ class WithoutGil {
 Backend::Backend(int rank, int size, double timeout, c10::intrusive_ptr<GroupOptions> options)
     : c10d::Backend(rank, size),
       options_(std::move(options)),
-      owner_(getpid()),
       core_(table().create(rank, size, timeout, interrupted, nullptr)),
-      queue_(std::make_shared<Queue>(owner_)) {
+      queue_(std::make_shared<Queue>()) {
   if (core_ == nullptr) check(COLLECTIVES_BAD_ARGUMENT, Collective::barrier);
   const std::lock_guard lock(live().mutex);
   live().backends.insert(this);
 }
 
 Backend::~Backend() {
-  if (getpid() != owner_) {
+  if (forked()) {
     // In a forked child: the threads that may hold the locks are not here.
     new std::shared_ptr<Queue>(std::move(queue_));
     return;
@@ -69,13 +73,14 @@ Backend::~Backend() {
     const std::lock_guard lock(live().mutex);
     live().backends.erase(this);
   }
+  std::erase_if(blocks, [this](const Block& block) { return block.backend == this; });
   const WithoutGil released;
   shutdown();
   table().destroy(core_);
 }
 
 void Backend::release_resources() {
-  if (getpid() != owner_) return;
+  if (forked()) return;
   const WithoutGil released;
   shutdown();
   make_fallback_ = nullptr;
@@ -138,8 +143,8 @@ Backend::Handle Backend::enqueue(c10d::OpType type, const char* title, bool asyn
   auto work =
       c10::make_intrusive<QueuedWork>(rank_, type, title, outputs, sequence_.load(), queue_, std::move(body));
   queue_->push(work);
-  if (coalesced_) {
-    coalesced_->push_back(work);
+  if (auto* block = coalesced()) {
+    block->push_back(work);
     return work;
   }
   if (async) return work;
@@ -184,14 +189,21 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool) {
   barrier(synchronous);
 }
 
+std::vector<c10::intrusive_ptr<Work>>* Backend::coalesced() const {
+  for (Block& block : blocks)
+    if (block.backend == this) return &block.parts;
+  return nullptr;
+}
+
 void Backend::startCoalescing() {
-  if (!coalesced_) coalesced_.emplace();
+  if (coalesced() == nullptr) blocks.push_back({this, {}});
 }
 
 Backend::Handle Backend::endCoalescing() {
-  auto parts = std::exchange(coalesced_, std::nullopt);
-  if (!parts) throw BadInput("endCoalescing without startCoalescing");
+  auto* parts = coalesced();
+  if (parts == nullptr) throw BadInput("endCoalescing without startCoalescing in this thread");
   auto work = c10::make_intrusive<CoalescedWork>(rank_, sequence_.load(), std::move(*parts));
+  std::erase_if(blocks, [this](const Block& block) { return block.backend == this; });
   work->watch();
   return work;
 }
@@ -203,7 +215,9 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
     throw BadInput("allocate_tensor: this version has CPU memory only, not " + options.device().str());
   const at::ScalarType type = c10::typeMetaToScalarType(options.dtype());
   if (size < 0) throw BadInput("allocate_tensor: a negative size");
-  const size_t bytes = static_cast<size_t>(size) * c10::elementSize(type);
+  size_t bytes = 0;
+  if (__builtin_mul_overflow(static_cast<size_t>(size), c10::elementSize(type), &bytes))
+    throw BadInput("allocate_tensor: " + std::to_string(size) + " elements fit into no memory");
   void* memory = table().allocate(std::max<size_t>(bytes, 1));
   if (memory == nullptr) check(COLLECTIVES_ERROR, Collective::barrier);
   return at::from_blob(
@@ -231,13 +245,13 @@ c10d::ErrorType Backend::getError() {
 }
 
 void Backend::abort() {
-  if (getpid() != owner_) return;
+  if (forked()) return;
   table().abort(core_);
   if (fallback_) fallback_->abort();
 }
 
 void Backend::shutdown() {
-  if (getpid() != owner_ || down_.exchange(true)) return;
+  if (forked() || down_.exchange(true)) return;
   const WithoutGil released;
   table().close(core_);  // a call in flight ends with an exception
   queue_->stop(closed());

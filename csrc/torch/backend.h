@@ -70,8 +70,11 @@ class Backend final : public c10d::Backend {
   Handle recv(Tensors&, int source, int tag) override;
   Handle recvAnysource(Tensors&, int tag) override;
 
-  // Calls between the two run as ever; the handle that ends the block stands for all of them.
-  bool supportsCoalescing() const override { return true; }
+  // Calls that one thread makes between the two run as ever; the handle that ends the block stands for all of
+  // them. It is not called supported, which would send torch's batch_isend_irecv here: torch keeps one list
+  // of pending calls for all threads of a group, also after an exception, and calls that land in it by
+  // mistake are never made.
+  bool supportsCoalescing() const override { return false; }
   void startCoalescing() override;
   Handle endCoalescing() override;
 
@@ -121,6 +124,13 @@ class Backend final : public c10d::Backend {
   Handle enqueue(c10d::OpType type, const char* title, bool async, const Tensors& outputs,
                  std::function<void()> body);
   void refuse(Collective collective, const std::string& reason);
+  // Makes the packed arrays of a call that has its turn; where that fails, for want of memory, the peers are
+  // told.
+  template <class Stage>
+  auto staged(Collective collective, Stage stage);
+  // What the thread's coalescing block has of this group; null outside of one.
+  std::vector<c10::intrusive_ptr<Work>>* coalesced() const;
+  bool forked() const { return generation() != generation_; }
   int64_t check_root(int64_t root) const;
   Handle transfer(Tensors& tensors, int peer, int tag, bool sends);
   void delegate(Tensors& tensors, const c10d::AllreduceOptions& opts);
@@ -133,7 +143,7 @@ class Backend final : public c10d::Backend {
                       std::vector<uint64_t> recv, std::chrono::milliseconds timeout);
 
   const c10::intrusive_ptr<GroupOptions> options_;
-  const int owner_;  // process id
+  const uint32_t generation_ = generation();
   collectives_communicator* core_;
   std::shared_ptr<Queue> queue_;
   MakeFallback make_fallback_;
@@ -141,7 +151,6 @@ class Backend final : public c10d::Backend {
   std::atomic<uint64_t> sequence_{0};   // collectives begun
   std::atomic<uint64_t> transfers_{0};  // point to point
   std::optional<double> estimate_;      // seconds; set while calls are only estimated
-  std::optional<std::vector<c10::intrusive_ptr<Work>>> coalesced_;
   std::atomic<int> last_failure_{COLLECTIVES_OK};
   std::atomic<bool> down_{false};
 };
@@ -161,7 +170,7 @@ Backend::Handle Backend::begin(Collective collective, c10d::OpType type, const c
       throw;
     }
   }();
-  if (!async && !coalesced_ && queue_->try_enter()) {
+  if (!async && coalesced() == nullptr && queue_->try_enter()) {
     struct Leave {
       Queue& queue;
       ~Leave() { queue.leave(); }
@@ -171,6 +180,16 @@ Backend::Handle Backend::begin(Collective collective, c10d::OpType type, const c
     return nullptr;
   }
   return enqueue(type, title, async, outputs, std::move(body));
+}
+
+template <class Stage>
+auto Backend::staged(Collective collective, Stage stage) {
+  try {
+    return stage();
+  } catch (const std::exception& failed) {
+    if (!estimate_) table().refuse(core_, static_cast<uint8_t>(collective), failed.what());
+    throw;
+  }
 }
 
 }  // namespace collectives::torch_adapter

@@ -4,8 +4,10 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <atomic>
 #include <exception>
 #include <stdexcept>
+#include <system_error>
 #include <utility>
 
 namespace py = pybind11;
@@ -15,7 +17,9 @@ namespace {
 
 const collectives_table* loaded = nullptr;
 unsigned long main_thread = 0;
-thread_local std::exception_ptr interruption;
+thread_local std::exception_ptr interruption;  // kept by interrupted()
+thread_local std::exception_ptr thrown;        // that was handed on as the outcome of a call
+std::atomic<uint32_t> forks{0};
 
 const char* class_name(int status) {
   switch (status) {
@@ -44,6 +48,8 @@ void translate(std::exception_ptr thrown) {
     try {
       py::module_::import("collectives.flight_record").attr("on_error")();
     } catch (py::error_already_set& error) {
+      // Ctrl-C goes before the failure that it met.
+      if (!error.matches(PyExc_Exception)) return error.restore();
       error.discard_as_unraisable("collectives.flight_record.on_error");
     }
     try {
@@ -83,6 +89,8 @@ void load_table() {
   if (loaded->version < COLLECTIVES_TABLE_VERSION || loaded->size < sizeof(collectives_table))
     throw std::runtime_error(
         "collectives._torch is newer than collectives._native: install both from one build");
+  if (const int failed = pthread_atfork(nullptr, nullptr, [] { ++forks; }); failed != 0)
+    throw std::system_error(failed, std::generic_category(), "pthread_atfork");
   main_thread = py::module_::import("threading").attr("main_thread")().attr("ident").cast<unsigned long>();
 }
 
@@ -90,7 +98,7 @@ const collectives_table& table() { return *loaded; }
 
 std::exception_ptr exception_of(int status, Collective collective) {
   if (status == COLLECTIVES_OK) return nullptr;
-  if (status == COLLECTIVES_INTERRUPTED && interruption) return std::exchange(interruption, nullptr);
+  if (status == COLLECTIVES_INTERRUPTED && interruption) return thrown = std::exchange(interruption, nullptr);
   const char* message = "";
   uint64_t epoch = 0;
   std::vector<int> ranks(16);
@@ -124,6 +132,10 @@ int interrupted(void*) {
 }
 
 void throw_interruption() { std::rethrow_exception(std::exchange(interruption, nullptr)); }
+
+std::exception_ptr take_interruption() { return std::exchange(thrown, nullptr); }
+
+uint32_t generation() { return forks.load(std::memory_order_relaxed); }
 
 void register_translator() { py::register_exception_translator(translate); }
 

@@ -44,6 +44,14 @@ int interrupted(void*);
 // Throws what interrupted() kept.
 void throw_interruption();
 
+// Of the interruptions that calls of this thread have thrown, the last one that was not taken yet; null if
+// none. A thread that runs the calls of others must raise what was meant for itself.
+std::exception_ptr take_interruption();
+
+// How many forks lie between this process and the one that loaded the module: what was made in another
+// generation belongs to a parent, whose threads are not here.
+uint32_t generation();
+
 // Translates Failure for Python. To be called with the GIL, once.
 void register_translator();
 

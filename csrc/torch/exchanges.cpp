@@ -69,8 +69,11 @@ Backend::Handle Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
     return [this, input, output, send, recv, equal, timeout = opts.timeout] {
       const at::NoGradGuard no_grad;
       if (equal) return move_one(Collective::all_to_all, input, output, input.numel() / size_, 0, timeout);
-      const at::Tensor to = packed(output, false);
-      exchange_parts(packed(input), to, send, recv, timeout);
+      const auto [from, to] = staged(Collective::all_to_all_v, [&] {
+        const at::Tensor target = packed(output, false);
+        return std::pair(apart(packed(input), target, 0, 0), target);
+      });
+      exchange_parts(from, to, send, recv, timeout);
       deliver(output, to);
     };
   });
@@ -101,8 +104,10 @@ Backend::Handle Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d:
                      for (const at::Tensor& part : parts) rows.push_back(part.reshape({-1}));
                      return at::cat(rows);
                    };
-                   const at::Tensor from = flat(inputs, true);
-                   const at::Tensor to = flat(outputs, false);
+                   const auto [from, to] = staged(Collective::all_to_all_v, [&] {
+                     const at::Tensor target = flat(outputs, false);
+                     return std::pair(apart(flat(inputs, true), target, 0, 0), target);
+                   });
                    exchange_parts(from, to, send, recv, timeout);
                    if (!estimate_) spread(to, outputs);
                  };

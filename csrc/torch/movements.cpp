@@ -33,7 +33,7 @@ Backend::Handle Backend::broadcast(Tensors& tensors, const c10d::BroadcastOption
 void Backend::broadcast_one(const at::Tensor& tensor, int64_t root, std::chrono::milliseconds timeout) {
   const at::NoGradGuard no_grad;
   const auto [dtype, size] = movement_of(tensor.scalar_type());
-  const at::Tensor image = packed(tensor, root == rank_);
+  const at::Tensor image = staged(Collective::broadcast, [&] { return packed(tensor, root == rank_); });
   Described call;
   call.collective = Collective::broadcast;
   call.in = image.const_data_ptr();
@@ -52,8 +52,15 @@ void Backend::move_one(Collective collective, const at::Tensor& in, const at::Te
                        int64_t root, std::chrono::milliseconds timeout) {
   const at::NoGradGuard no_grad;
   const auto [dtype, size] = movement_of((in.defined() ? in : out).scalar_type());
-  const at::Tensor from = in.defined() ? packed(in) : in;
-  const at::Tensor to = out.defined() ? packed(out, false) : out;
+  const auto [from, to] = staged(collective, [&] {
+    at::Tensor source = in.defined() ? packed(in) : in;
+    at::Tensor target = out.defined() ? packed(out, false) : out;
+    const auto slot = rank_ * part * static_cast<int64_t>((in.defined() ? in : out).element_size());
+    const bool gathers = collective == Collective::all_gather || collective == Collective::gather;
+    if (in.defined() && out.defined())
+      source = apart(source, target, collective == Collective::scatter ? slot : 0, gathers ? slot : 0);
+    return std::pair(source, target);
+  });
   Described call;
   call.collective = collective;
   if (from.defined()) call.in = from.const_data_ptr();
@@ -116,7 +123,7 @@ Backend::Handle Backend::allgather(std::vector<Tensors>& outputs, Tensors& input
               broadcast_one(root == rank_ ? input : parts[static_cast<size_t>(root)], root, timeout);
             return;
           }
-          const at::Tensor whole = joined(parts, false);
+          const at::Tensor whole = staged(Collective::all_gather, [&] { return joined(parts, false); });
           move_one(Collective::all_gather, input, whole, input.numel(), 0, timeout);
           if (!estimate_) spread(whole, parts);
         };
@@ -149,7 +156,7 @@ Backend::Handle Backend::allgather_coalesced(std::vector<Tensors>& outputs, Tens
         return [this, inputs, parts = std::move(parts), timeout = opts.timeout] {
           const at::NoGradGuard no_grad;
           for (size_t i = 0; i < inputs.size(); ++i) {
-            const at::Tensor whole = joined(parts[i], false);
+            const at::Tensor whole = staged(Collective::all_gather, [&] { return joined(parts[i], false); });
             move_one(Collective::all_gather, inputs[i], whole, inputs[i].numel(), 0, timeout);
             if (!estimate_) spread(whole, parts[i]);
           }
@@ -179,7 +186,8 @@ Backend::Handle Backend::gather(std::vector<Tensors>& outputs, Tensors& inputs,
     }
     return [this, parts, input, root, timeout = opts.timeout] {
       const at::NoGradGuard no_grad;
-      const at::Tensor whole = parts.empty() ? at::Tensor() : joined(parts, false);
+      const at::Tensor whole =
+          parts.empty() ? at::Tensor() : staged(Collective::gather, [&] { return joined(parts, false); });
       move_one(Collective::gather, input, whole, input.numel(), root, timeout);
       if (!parts.empty() && !estimate_) spread(whole, parts);
     };
@@ -205,7 +213,8 @@ Backend::Handle Backend::scatter(Tensors& outputs, std::vector<Tensors>& inputs,
     }
     return [this, parts, output, root, timeout = opts.timeout] {
       const at::NoGradGuard no_grad;
-      const at::Tensor whole = parts.empty() ? at::Tensor() : joined(parts, true);
+      const at::Tensor whole =
+          parts.empty() ? at::Tensor() : staged(Collective::scatter, [&] { return joined(parts, true); });
       move_one(Collective::scatter, whole, output, output.numel(), root, timeout);
     };
   });

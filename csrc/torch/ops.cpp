@@ -80,29 +80,20 @@ Tensor scattered_like(const Tensor& input, int64_t world) {
   return with_rows(input, rows / world);
 }
 
+c10::SymInt sum(at::SymIntArrayRef splits) {
+  c10::SymInt total = 0;
+  for (const c10::SymInt& split : splits) total += split;
+  return total;
+}
+
 Tensor exchanged_like(const Tensor& input, at::OptionalSymIntArrayRef out_splits,
                       at::OptionalSymIntArrayRef in_splits) {
   const c10::SymInt rows = rows_of(input);
-  const auto sum = [](at::SymIntArrayRef splits) {
-    c10::SymInt total = 0;
-    for (const c10::SymInt& split : splits) total += split;
-    return total;
-  };
   if (in_splits) {
     TORCH_SYM_CHECK(sum(*in_splits).sym_eq(rows), "all_to_all: input_splits do not add up to the ", rows,
                     " rows of the input");
   }
   return with_rows(input, out_splits ? sum(*out_splits) : rows);
-}
-
-void check_splits(const char* name, const std::vector<int64_t>& splits, int64_t rows, int64_t world) {
-  if (splits.empty()) {
-    TORCH_CHECK_VALUE(rows % world == 0, "all_to_all: ", rows, " rows are no multiple of the ", world,
-                      " ranks: give ", name);
-  } else {
-    TORCH_CHECK_VALUE(splits.size() == static_cast<size_t>(world), "all_to_all: ", name, " has ",
-                      splits.size(), " elements; want one for each of the ", world, " ranks");
-  }
 }
 
 void reduce_packed(Tensor& packed, string_view op, string_view group) {
@@ -152,7 +143,8 @@ Tensor reduce_scatter(const Tensor& input, string_view op, int64_t group_size, s
   auto options = synchronous<c10d::ReduceScatterOptions>();
   options.reduceOp = reduction(op);
   Tensor whole = input.contiguous();
-  Tensor result = scattered_like(input, group_size);
+  Tensor result =
+      with_rows(input, rows_of(input) / group_size);  // refused by the backend where it does not divide
   finish(group->_reduce_scatter_base(result, whole, options));
   return result;
 }
@@ -160,15 +152,15 @@ Tensor reduce_scatter(const Tensor& input, string_view op, int64_t group_size, s
 Tensor all_to_all(const Tensor& input, at::OptionalSymIntArrayRef out_splits,
                   at::OptionalSymIntArrayRef in_splits, string_view group_name) {
   const Group group = group_named(group_name);
-  Tensor result = exchanged_like(input, out_splits, in_splits);
+  // Wrong splits are for the backend to refuse, so that the other ranks are told.
+  const c10::SymInt rows = out_splits ? sum(*out_splits) : rows_of(input);
+  Tensor result = with_rows(input, rows < 0 ? c10::SymInt(0) : rows);
   const auto integers = [](at::OptionalSymIntArrayRef splits) {
     return splits ? C10_AS_INTARRAYREF_SLOW(*splits).vec() : std::vector<int64_t>();  // empty: equal parts
   };
   std::vector<int64_t> out = integers(out_splits);
   std::vector<int64_t> in = integers(in_splits);
   Tensor whole = at_least_1d(input).contiguous();
-  check_splits("input_splits", in, whole.size(0), group->getSize());
-  check_splits("output_splits", out, result.size(0), group->getSize());
   finish(group->alltoall_base(result, whole, out, in, synchronous<c10d::AllToAllOptions>()));
   return result;
 }

@@ -1,7 +1,5 @@
 #include "torch/queue.h"
 
-#include <unistd.h>
-
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -16,6 +14,7 @@ thread_local const Queue* current = nullptr;  // whose worker this thread is
 }  // namespace
 
 bool Queue::try_enter() {
+  if (forked()) return true;
   const std::lock_guard lock(mutex_);
   if (running_ || !waiting_.empty()) return false;
   running_ = true;
@@ -23,6 +22,7 @@ bool Queue::try_enter() {
 }
 
 void Queue::leave() {
+  if (forked()) return;
   bool watched;
   {
     const std::lock_guard lock(mutex_);
@@ -61,6 +61,10 @@ bool Queue::ensure_worker() {
 }
 
 void Queue::push(c10::intrusive_ptr<QueuedWork> work) {
+  if (forked()) {
+    work->run();
+    return work->finish();
+  }
   std::unique_lock lock(mutex_);
   if (stopped_) {
     lock.unlock();
@@ -75,6 +79,7 @@ void Queue::push(c10::intrusive_ptr<QueuedWork> work) {
 }
 
 void Queue::hurry() {
+  if (forked()) return;
   const std::lock_guard lock(mutex_);
   if (!running_ && !waiting_.empty()) arm(std::chrono::nanoseconds(1));
 }
@@ -84,20 +89,22 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, bool is_worker) {
   const c10::intrusive_ptr<QueuedWork> work = std::move(waiting_.front());
   waiting_.pop_front();
   disarm();
+  work->taken_ = true;
   running_ = true;
   lock.unlock();
   work->run();
-  const bool silent = work->announced_to_nobody();
+  const bool quiet = work->finish_quietly();
   lock.lock();
   running_ = false;
   if (sleepers_ > 0) turn_over_.notify_all();
-  if (silent) return;
+  if (quiet) return;
   if (is_worker) --available_;
   if (!waiting_.empty()) arm(kPatience);
   ensure_worker();
   lock.unlock();
-  work->announce();
+  work->finish();
   lock.lock();
+  if (sleepers_ > 0) turn_over_.notify_all();
   if (is_worker) ++available_;
 }
 
@@ -106,10 +113,15 @@ void Queue::drive(QueuedWork& work, double seconds) {
   const auto begun = steady_clock::now();
   std::unique_lock lock(mutex_);
   while (!work.isCompleted()) {
-    // A call cannot be left in the middle, so whoever has a limit does not begin one.
-    if (!running_ && !waiting_.empty() && seconds == 0) {
+    // A call cannot be left in the middle, so whoever has a limit does not begin one. Nor does whoever waits
+    // for callbacks alone begin what lies behind: that may need what this thread is to do next.
+    if (!running_ && !work.taken_ && seconds == 0) {
+      take_interruption();  // of an earlier call, which has thrown it
       run_front(lock, false);
-      continue;
+      const std::exception_ptr raised = take_interruption();
+      if (!raised || work.isCompleted()) continue;
+      if (!waiting_.empty()) arm(kPatience);
+      std::rethrow_exception(raised);
     }
     auto until = steady_clock::now() + kLook;
     if (seconds > 0) {
@@ -150,7 +162,7 @@ void Queue::work_off() {
 }
 
 void Queue::stop(const std::exception_ptr& reason) {
-  if (getpid() != owner_) return;
+  if (forked()) return;
   std::deque<c10::intrusive_ptr<QueuedWork>> left;
   {
     const std::lock_guard lock(mutex_);
@@ -168,6 +180,7 @@ void Queue::stop(const std::exception_ptr& reason) {
 }
 
 void QueuedWork::run() {
+  const at::ThreadLocalStateGuard as_begun(state_);
   std::exception_ptr exception;
   try {
     body_();
@@ -175,7 +188,7 @@ void QueuedWork::run() {
     exception = std::current_exception();
   }
   body_ = nullptr;  // the inputs may go
-  end(exception);
+  conclude(exception);
 }
 
 }  // namespace collectives::torch_adapter

@@ -1,6 +1,8 @@
 // The order of one communicator's collectives, and who runs them.
 #pragma once
 
+#include <ATen/ThreadLocalState.h>
+
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -30,8 +32,6 @@ class QueuedWork;
 // Lives as long as somebody may run: workers and queued calls hold it.
 class Queue : public std::enable_shared_from_this<Queue> {
  public:
-  explicit Queue(int owner) : owner_(owner) {}
-
   // The right to run now, for a caller that was not queued. False where something runs or waits.
   bool try_enter();
   void leave();
@@ -54,7 +54,11 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void arm(std::chrono::nanoseconds delay);
   void disarm();
 
-  const int owner_;  // process id: in a forked child there is no worker
+  // In a forked child there is no worker, and the mutex may be held by a thread that is not there: nothing is
+  // queued, and the core turns every call away.
+  bool forked() const { return generation() != generation_; }
+
+  const uint32_t generation_ = generation();
   std::mutex mutex_;
   // Workers sleep here. With the lock free: set or due if something is queued and nothing runs.
   std::optional<Alarm> alarm_;
@@ -78,7 +82,8 @@ class QueuedWork final : public Work {
         queue_(std::move(queue)),
         body_(std::move(body)) {}
 
-  // Once each, by the queue.
+  // Makes the call, in the state of the thread that began it (inference mode and its like); once, by the
+  // queue. Then finish() is due.
   void run();
   void fail(const std::exception_ptr& reason) {
     body_ = nullptr;
@@ -94,8 +99,12 @@ class QueuedWork final : public Work {
   void block(double seconds) override { queue_->drive(*this, seconds); }
 
  private:
+  friend class Queue;
+
   const std::shared_ptr<Queue> queue_;
   std::function<void()> body_;
+  const at::ThreadLocalState state_;
+  bool taken_ = false;  // out of the queue; under its mutex
 };
 
 }  // namespace collectives::torch_adapter

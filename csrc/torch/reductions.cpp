@@ -1,6 +1,8 @@
 // The methods that reduce.
 #include <ATen/core/grad_mode.h>
 
+#include <utility>
+
 #include "torch/backend.h"
 
 namespace collectives::torch_adapter {
@@ -14,8 +16,14 @@ using c10d::OpType;
 void Backend::reduce_one(const at::Tensor& in, const at::Tensor& out, const Described& like) {
   const at::NoGradGuard no_grad;
   const bool in_place = in.is_same(out);
-  const at::Tensor from = packed(in);
-  const at::Tensor to = in_place ? from : packed(out, false);
+  const auto [from, to] = staged(like.collective, [&] {
+    at::Tensor source = packed(in);
+    at::Tensor target = in_place ? source : packed(out, false);
+    const bool scatters = like.collective == Collective::reduce_scatter;
+    if (!in_place)
+      source = apart(source, target, scatters ? rank_ * static_cast<int64_t>(target.nbytes()) : 0, 0);
+    return std::pair(source, target);
+  });
   Described call = like;
   call.in = from.const_data_ptr();
   call.out = to.mutable_data_ptr();
@@ -159,7 +167,9 @@ Backend::Handle Backend::reduce_scatter(Tensors& outputs, std::vector<Tensors>& 
                  call.reduction = reduction_of(opts.reduceOp);
                  call.timeout = opts.timeout;
                  return [this, parts, output, call, equal] {
-                   if (equal) return reduce_one(joined(parts, true), output, call);
+                   if (equal)
+                     return reduce_one(staged(call.collective, [&] { return joined(parts, true); }), output,
+                                       call);
                    for (int root = 0; root < size_; ++root) {
                      Described one = call;
                      one.root = root;

@@ -18,6 +18,9 @@ void check_input(const at::Tensor& tensor, const char* role) {
   if (!tensor.device().is_cpu())
     throw BadInput(std::string(role) + " is on " + tensor.device().str() +
                    ": this version moves CPU memory only");
+  if (tensor.const_data_ptr() == nullptr && tensor.numel() > 0)
+    throw BadInput(std::string(role) + " has " + std::to_string(tensor.numel()) +
+                   " elements and no memory: its storage was resized");
 }
 
 void check_output(const at::Tensor& tensor, const char* role) {
@@ -145,8 +148,15 @@ at::Tensor packed(const at::Tensor& tensor, bool fill) {
   return image;
 }
 
+at::Tensor apart(const at::Tensor& from, const at::Tensor& to, int64_t in, int64_t out) {
+  const auto* a = static_cast<const char*>(from.const_data_ptr());
+  const auto* b = static_cast<const char*>(to.const_data_ptr());
+  const bool overlap = a < b + to.nbytes() && b < a + from.nbytes();
+  return overlap && a + in != b + out ? from.clone() : from;
+}
+
 void unpack(const at::Tensor& tensor, const at::Tensor& image) {
-  if (!tensor.is_same(image)) tensor.copy_(image);
+  if (!tensor.is_same(image)) tensor.copy_(image.reshape(tensor.sizes()));
 }
 
 bool even(const std::vector<at::Tensor>& parts) {

@@ -43,6 +43,9 @@ Reduction reduction_of(const c10d::ReduceOp& op);
 
 // The tensor itself where its elements lie one after another, else a packed copy (`fill`: with its values).
 at::Tensor packed(const at::Tensor& tensor, bool fill = true);
+// `from` itself where it and `to` (both packed) have no byte in common, or where byte `in` of the one is byte
+// `out` of the other, which is how the collective works in place; else a copy.
+at::Tensor apart(const at::Tensor& from, const at::Tensor& to, int64_t in, int64_t out);
 // Writes a packed copy back; nothing where it is the tensor itself.
 void unpack(const at::Tensor& tensor, const at::Tensor& image);
 

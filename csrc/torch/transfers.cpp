@@ -56,6 +56,7 @@ class Transfer final : public Work {
     const auto self = c10::intrusive_ptr<Transfer>::reclaim(static_cast<Transfer*>(context));
     std::exception_ptr exception = exception_of(status, self->collective());
     if (!exception && !self->sends_) {
+      const at::ThreadLocalStateGuard as_begun(self->state_);
       const at::NoGradGuard no_grad;
       try {
         unpack(self->tensor_, self->image_);
@@ -66,6 +67,7 @@ class Transfer final : public Work {
     self->complete(exception);
   }
 
+  const at::ThreadLocalState state_;
   bool sends_ = false;
   const at::Tensor tensor_;
   at::Tensor image_;
@@ -86,7 +88,7 @@ Backend::Handle Backend::transfer(Tensors& tensors, int peer, int tag, bool send
   auto work = c10::make_intrusive<Transfer>(rank_, type, sends ? "collectives:send" : "collectives:recv",
                                             tensors.front(), ++transfers_);
   work->post(core_, peer, tag, sends);
-  if (coalesced_) coalesced_->push_back(work);
+  if (auto* block = coalesced()) block->push_back(work);
   return work;
 }
 

@@ -48,22 +48,28 @@ std::exception_ptr Work::exception() const {
   return exception_;
 }
 
-void Work::end(std::exception_ptr exception) {
+void Work::conclude(std::exception_ptr exception) {
   const std::lock_guard lock(mutex_);
   exception_ = std::move(exception);
   ended_ = steady_clock::now();
+}
+
+// With the lock.
+void Work::end() {
   completed_ = true;
   done_.store(true, std::memory_order_release);
   cv_.notify_all();
 }
 
-bool Work::announced_to_nobody() {
+bool Work::finish_quietly() {
   const std::lock_guard lock(mutex_);
-  announced_ = !future_ && !future_result_ && !recordFunctionEndCallback_;
-  return announced_;
+  if (future_ || future_result_ || recordFunctionEndCallback_) return false;
+  announced_ = true;
+  end();
+  return true;
 }
 
-void Work::announce() {
+void Work::finish() {
   c10::intrusive_ptr<Future> future, future_result;
   std::function<void()> record_end;
   {
@@ -73,13 +79,21 @@ void Work::announce() {
     future_result = future_result_;
     record_end = std::move(recordFunctionEndCallback_);
   }
+  finisher_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   if (record_end) record_end();
   if (future) settle(*future, c10::IValue(outputs_), exception_);
   if (future_result) settle_result(*future_result, exception_);
+  finisher_.store({}, std::memory_order_relaxed);
+  const std::lock_guard lock(mutex_);
+  end();
 }
 
 bool Work::wait(std::chrono::milliseconds timeout) {
   if (!isCompleted()) {
+    if (generation_ != generation())
+      throw Failure(COLLECTIVES_CLOSED,
+                    "this call was begun in the parent process; a forked child must make groups of its own",
+                    "wait", sequence_, {});
     const double seconds = timeout > kNoTimeout ? std::chrono::duration<double>(timeout).count() : 0;
     block(seconds);
     if (!isCompleted())
@@ -88,7 +102,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
                         " ms; the call itself goes on and can be waited for again",
                     "wait", sequence_, {});
   }
-  // Read without the lock: written before done_ was.
+  // Read without the lock: written before done_ was, or by this thread.
   if (exception_) std::rethrow_exception(exception_);
   return true;
 }
@@ -138,7 +152,7 @@ c10::intrusive_ptr<Future> Work::getFutureResult() {
 
 float Work::getDuration() const {
   const std::lock_guard lock(mutex_);
-  TORCH_CHECK(completed_, "the call has not ended yet");
+  TORCH_CHECK(ended_ != steady_clock::time_point{}, "the call has not ended yet");
   return std::chrono::duration<float, std::milli>(ended_ - begun_).count();
 }
 
@@ -162,22 +176,22 @@ void CoalescedWork::watch() {
 }
 
 void CoalescedWork::block(double seconds) {
+  using std::chrono::milliseconds;
+  const auto deadline = steady_clock::now() + std::chrono::duration_cast<steady_clock::duration>(
+                                                  std::chrono::duration<double>(seconds));
   // Whoever waits for a part may do its work.
-  const auto begun = steady_clock::now();
   for (const auto& part : parts_) {
     if (part->isCompleted()) continue;
-    double left = 0;
-    if (seconds > 0) {
-      left = seconds - std::chrono::duration<double>(steady_clock::now() - begun).count();
-      if (left <= 0) return;
-    }
+    const auto left = std::chrono::ceil<milliseconds>(deadline - steady_clock::now());
+    if (seconds > 0 && left.count() <= 0) return;
     try {
-      part->wait(std::chrono::milliseconds(static_cast<int64_t>(left * 1e3)));
+      part->wait(seconds > 0 ? left : kNoTimeout);
     } catch (const Failure&) {
       // It is told by complete(), or the time is over.
     }
   }
-  sleep_until_done(seconds);
+  const double left = std::chrono::duration<double>(deadline - steady_clock::now()).count();
+  if (seconds == 0 || left > 0) sleep_until_done(seconds > 0 ? left : 0);
 }
 
 }  // namespace collectives::torch_adapter

@@ -7,6 +7,7 @@
 #include <exception>
 #include <functional>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "torch/core.h"
@@ -15,12 +16,16 @@ namespace collectives::torch_adapter {
 
 // Common to all: state, future, exceptions. wait() may be called any number of times, by any number of
 // threads; each gets the result or the exception. The tensors of the call live at least until it has ended;
-// dropping the handle does not drop the call.
+// dropping the handle does not drop the call. A call has ended when the callbacks of its future have
+// returned, so that whoever waited for the one finds the other done; a callback itself finds its call ended.
 class Work : public c10d::Work {
  public:
   Work(int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs, uint64_t sequence);
 
-  bool isCompleted() override { return done_.load(std::memory_order_acquire); }
+  bool isCompleted() override {
+    return done_.load(std::memory_order_acquire) ||
+           finisher_.load(std::memory_order_relaxed) == std::this_thread::get_id();
+  }
   bool isSuccess() const override;
   std::exception_ptr exception() const override;
   std::vector<at::Tensor> result() override { return outputs_; }
@@ -35,15 +40,16 @@ class Work : public c10d::Work {
   // A single call cannot be taken back from its peers.
   void abort() override { TORCH_CHECK(false, "abort the process group instead of one call of it"); }
 
-  // Called once each, by whoever ended the call, holding no lock: end() lets waiting threads go, announce()
-  // runs the callbacks of futures, which may take any time and begin calls of their own.
-  void end(std::exception_ptr exception);
-  void announce();
-  // After end(), instead of announce() where that would find nobody to tell; says whether it would.
-  bool announced_to_nobody();
+  // Called once each, by whoever made the call, holding no lock: conclude() keeps the outcome, finish() runs
+  // the callbacks of futures, which may take any time and begin calls of their own, and lets waiting threads
+  // go.
+  void conclude(std::exception_ptr exception);
+  void finish();
+  // finish() where nobody is to be called back; otherwise does nothing and returns false.
+  bool finish_quietly();
   void complete(std::exception_ptr exception) {
-    end(std::move(exception));
-    announce();
+    conclude(std::move(exception));
+    finish();
   }
 
  protected:
@@ -54,7 +60,11 @@ class Work : public c10d::Work {
   void sleep_until_done(double seconds);
 
  private:
+  void end();
+
   std::atomic<bool> done_{false};
+  std::atomic<std::thread::id> finisher_{};  // the thread that runs the callbacks
+  const uint32_t generation_ = generation();
   std::vector<at::Tensor> outputs_;
   const uint64_t sequence_;
   const std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
