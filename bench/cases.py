@@ -1,7 +1,7 @@
 """What is measured: collectives, element types, operators, message sizes, and how bytes become bandwidth.
 
 Sizes and factors follow nccl-tests: the size of a row is the larger of a rank's input and output, and busbw
-is what the links of a ring would have carried.
+is what the links of a ring would have carried. What the bench has to know of a collective is in COLLECTIVES.
 """
 
 from __future__ import annotations
