@@ -23,7 +23,8 @@ SECONDS_FOR_RANK_0 = 3.0
 def complain_once(rank: int, text: str) -> None:
     """Of all ranks that met the same fault, rank 0 prints `text` to stderr.
 
-    The others wait for it: a launcher kills every rank when the first one fails, before it has complained perhaps.
+    The others wait for it: a launcher kills every rank when the first one fails, before it has complained
+    perhaps.
     """
     if rank == 0:
         print(text, file=sys.stderr, flush=True)

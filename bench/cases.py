@@ -1,28 +1,97 @@
 """What is measured: collectives, element types, operators, message sizes, and how bytes become bandwidth.
 
 Sizes and factors follow nccl-tests: the size of a row is the larger of a rank's input and output, and busbw
-is what the links of a ring would have carried.
+is what the links of a ring would have carried. What the bench has to know of a collective is in COLLECTIVES.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-ALGORITHMS = {
-    "all_reduce": ("inline", "one_shot", "two_shot"),
-    "all_gather": ("inline", "one_shot", "direct"),
-    "reduce_scatter": ("inline", "two_shot"),
-    "broadcast": ("inline", "one_shot", "direct"),
+
+def _once(world_size: int) -> float:
+    return 1.0
+
+
+def _to_others(world_size: int) -> float:
+    return (world_size - 1) / world_size
+
+
+def _twice_to_others(world_size: int) -> float:
+    return 2 * (world_size - 1) / world_size
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What the bench has to know of a collective.
+
+    Attributes:
+        algorithms: those that ``--algorithm`` may force.
+        factor: busbw over algbw for a world size, as nccl-tests defines it.
+        reduces: takes an operator; the others only move data.
+        root: "source" where one rank alone has the input, "destination" where one alone gets the output.
+        parts_in: the input holds a part for each rank.
+        parts_out: the output holds a part from each rank.
+        out_of_place: has a form whose output lies apart from the input.
+        in_place: has a form whose output overlaps the input: the smaller is the rank's part of the larger,
+            or both are one.
+    """
+
+    algorithms: tuple[str, ...]
+    factor: Callable[[int], float]
+    reduces: bool = False
+    root: Literal["source", "destination"] | None = None
+    parts_in: bool = False
+    parts_out: bool = False
+    out_of_place: bool = True
+    in_place: bool = True
+
+    @property
+    def repeatable_in_place(self) -> bool:
+        """Whether a second call in place, with the results of the first, gives the same once more."""
+        return not self.reduces and not (self.parts_in and self.parts_out)
+
+    def gets(self, rank: int, root: int) -> bool:
+        """Whether `rank` has an output."""
+        return self.root != "destination" or rank == root
+
+    def senders(self, rank: int, world_size: int, root: int) -> list[int]:
+        """Of a collective that moves data: the ranks whose data make up the output of `rank`, in order."""
+        if self.parts_out:
+            return list(range(world_size))
+        return [root if self.root else before(rank, world_size)]
+
+
+def after(rank: int, world_size: int) -> int:
+    """To whom `rank` sends in a ring shift."""
+    return (rank + 1) % world_size
+
+
+def before(rank: int, world_size: int) -> int:
+    """From whom `rank` receives in a ring shift."""
+    return (rank - 1) % world_size
+
+
+_MOVES = ("inline", "one_shot", "direct")
+COLLECTIVES = {
+    "all_reduce": Collective(("inline", "one_shot", "two_shot"), _twice_to_others, reduces=True),
+    "reduce": Collective(("inline", "one_shot", "two_shot"), _once, reduces=True, root="destination"),
+    "all_gather": Collective(_MOVES, _to_others, parts_out=True),
+    "gather": Collective(_MOVES, _to_others, root="destination", parts_out=True),
+    "reduce_scatter": Collective(("inline", "two_shot"), _to_others, reduces=True, parts_in=True),
+    "scatter": Collective(_MOVES, _to_others, root="source", parts_in=True),
+    "all_to_all": Collective(_MOVES, _to_others, parts_in=True, parts_out=True),
+    "broadcast": Collective(_MOVES, _once, root="source", out_of_place=False),
+    # A ring shift: every rank sends to the next and receives from the one before.
+    "sendrecv": Collective((), _once, in_place=False),
 }
-COLLECTIVES = tuple(ALGORITHMS)
-REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 BITWISE = ("band", "bor", "bxor")
@@ -48,10 +117,10 @@ _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 def supports(collective: str, dtype: str, op: str) -> bool:
     """Whether `op` is defined on elements of `dtype`; for a collective that only moves data, always."""
-    if collective not in REDUCTIONS:
+    if not COLLECTIVES[collective].reduces:
         return True
     if dtype in COMPLEX:
-        return False
+        return op in ("sum", "avg")
     if dtype == "bool":
         return op != "avg"
     return op not in BITWISE or dtype in INTEGERS
@@ -120,26 +189,24 @@ class Shape:
 
 
 def shape_of(collective: str, size: int, itemsize: int, world_size: int) -> Shape:
-    """The largest call of at most `size` bytes; all_gather and reduce_scatter share it out evenly.
+    """The largest call of at most `size` bytes; where a side has a part for each rank, all are equal.
 
     (nccl-tests also rounds each rank's part down to 16 bytes, so that its small rows are empty.)
     """
+    facts = COLLECTIVES[collective]
     count = size // itemsize
-    part = count // world_size
-    if collective == "all_gather":
-        return Shape(send=part, receive=part * world_size, count=part)
-    if collective == "reduce_scatter":
-        return Shape(send=part * world_size, receive=part, count=part)
-    return Shape(send=count, receive=count, count=count)
+    if facts.parts_in or facts.parts_out:
+        count //= world_size
+    return Shape(
+        send=count * world_size if facts.parts_in else count,
+        receive=count * world_size if facts.parts_out else count,
+        count=count,
+    )
 
 
 def bus_factor(collective: str, world_size: int) -> float:
     """busbw = algbw times this, as nccl-tests defines it."""
-    if collective == "all_reduce":
-        return 2 * (world_size - 1) / world_size
-    if collective == "broadcast":
-        return 1.0
-    return (world_size - 1) / world_size
+    return COLLECTIVES[collective].factor(world_size)
 
 
 @dataclass(frozen=True)
@@ -148,11 +215,11 @@ class Case:
 
     Attributes:
         collective: one of `COLLECTIVES`.
-        x: the input, 1-d, contiguous.
+        x: the input, 1-d, contiguous; on every rank, also where only the root's is looked at.
         out: the output, 1-d, contiguous; overlaps `x` (as the collective's in-place form wants it) when
-            `in_place`.
+            `in_place`. On every rank, also where only the root gets it.
         dtype, op: our names.
-        root: the source of a broadcast, 0 otherwise.
+        root: the rank that has the input or gets the output, where that is one.
     """
 
     collective: str

@@ -13,11 +13,9 @@ from typing import Any
 from collectives.bench import arguments, report
 from collectives.bench.arguments import PROGRAM, at_least, list_of, size_in_bytes
 from collectives.bench.cases import (
-    ALGORITHMS,
     COLLECTIVES,
     DTYPES,
     OPS,
-    REDUCTIONS,
     parse_dtype,
     parse_op,
     supports,
@@ -25,7 +23,9 @@ from collectives.bench.cases import (
 )
 from collectives.bench.header import config, header
 from collectives.bench.host import environment, gather_ranks, load_average, load_warning
-from collectives.bench.peers import Contender, Mpi, Ours, ThroughTorch
+from collectives.bench.peer_mpi import Mpi
+from collectives.bench.peer_torch import ThroughTorch
+from collectives.bench.peers import Contender, Ours
 from collectives.bench.progress import Progress
 from collectives.bench.start import StartError, cannot_start, check_algorithm, check_packages, on_ranks
 from collectives.bench.sweep import Options, Row, Sweep
@@ -64,7 +64,10 @@ def parser(rank: int = 0) -> arguments.Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = p.add_argument
-    add("collective", nargs="+", choices=COLLECTIVES, metavar="COLLECTIVE", help=", ".join(COLLECTIVES))
+    rooted = [name for name, facts in COLLECTIVES.items() if facts.root]
+    add(
+        "collective", nargs="+", choices=tuple(COLLECTIVES), metavar="COLLECTIVE", help=", ".join(COLLECTIVES)
+    )
     arguments.add_world(p)
     add("-b", "--minbytes", type=size_in_bytes, default=8, metavar="SIZE", help="smallest size (8)")
     add("-e", "--maxbytes", type=size_in_bytes, default=64 << 20, metavar="SIZE", help="largest size (64M)")
@@ -86,7 +89,7 @@ def parser(rank: int = 0) -> arguments.Parser:
         metavar="OP[,OP]|all",
         help=", ".join(OPS),
     )
-    add("-r", "--root", type=_root, default=0, metavar="RANK|all", help="source of a broadcast (0)")
+    add("-r", "--root", type=_root, default=0, metavar="RANK|all", help=f"of {', '.join(rooted)} (0)")
     add("-n", "--iters", type=at_least(1), metavar="N", help="calls per round (as many as fill 5 ms)")
     add("-w", "--warmup_iters", type=at_least(0), default=5, metavar="N", help="calls before timing (5)")
     add("--rounds", type=at_least(1), default=7, metavar="N", help="timed rounds; the median counts (7)")
@@ -116,7 +119,7 @@ def parser(rank: int = 0) -> arguments.Parser:
     )
     add(
         "--algorithm",
-        choices=sorted({a for names in ALGORITHMS.values() for a in names}),
+        choices=sorted({name for facts in COLLECTIVES.values() for name in facts.algorithms}),
         help="force an algorithm",
     )
     add("--plot", metavar="FILE", help="also draw latency and bandwidth to a picture")
@@ -132,8 +135,9 @@ def _parse(argv: Sequence[str], launch: Launch) -> argparse.Namespace:
     if args.root >= world_size:
         p.error(f"-r {args.root}: the ranks are 0 .. {world_size - 1}")
     for collective in args.collective:
-        if args.algorithm and args.algorithm not in ALGORITHMS[collective]:
-            p.error(f"{collective} has no {args.algorithm}; it has {', '.join(ALGORITHMS[collective])}")
+        known = COLLECTIVES[collective].algorithms
+        if args.algorithm and args.algorithm not in known:
+            p.error(f"{collective} has no {args.algorithm}; it has {', '.join(known) or 'one way only'}")
         if not list(combinations(collective, args, world_size)):
             p.error(f"{collective}: none of the operators {args.op} is defined on {args.datatype}")
     args.collective = list(dict.fromkeys(args.collective))
@@ -149,8 +153,11 @@ def _parse(argv: Sequence[str], launch: Launch) -> argparse.Namespace:
 
 def combinations(collective: str, args: argparse.Namespace, world_size: int) -> list[tuple[str, str, int]]:
     """The (dtype, op, root) to sweep; operators that are not defined on a dtype are left out."""
-    ops = (list(OPS) if args.op == "all" else args.op) if collective in REDUCTIONS else ["sum"]
-    roots = range(world_size) if collective == "broadcast" and args.root == -1 else [max(args.root, 0)]
+    facts, roots, ops = COLLECTIVES[collective], [0], ["sum"]
+    if facts.root:
+        roots = list(range(world_size)) if args.root == -1 else [args.root]
+    if facts.reduces:
+        ops = list(OPS) if args.op == "all" else args.op
     dtypes = list(DTYPES) if args.datatype == "all" else args.datatype
     return [(d, o, r) for d in dtypes for o in ops if supports(collective, d, o) for r in roots]
 

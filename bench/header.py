@@ -84,7 +84,7 @@ def header(
         )
     if "noop" in args.peers:
         lines.append(
-            'noop: PyTorch\'s C++ backend "fake", whose all_reduce and broadcast return a completed Work at '
-            "once (its all_gather and reduce_scatter copy the rank's own part); its results are not checked"
+            'noop: PyTorch\'s C++ backend "fake", whose all_reduce, reduce, broadcast and messages return a '
+            "completed Work at once (the others copy the rank's own part); its results are not checked"
         )
     return lines + ranks_and_load(environment, ranks, yields)

@@ -14,9 +14,9 @@ from collectives.communicator import Communicator
 NOOP = "fake"
 """PyTorch's FakeProcessGroup: a C++ backend whose calls return at once.
 
-Its all_reduce and broadcast touch nothing and return a new completed Work, on which `dist` then calls wait();
-a backend that returns no Work for a synchronous call saves that. Its all_gather and reduce_scatter copy the
-rank's own input to where it belongs in the output.
+Its all_reduce, reduce, broadcast and messages touch nothing and return a new completed Work, on which `dist`
+then calls wait(); a backend that returns no Work for a synchronous call saves that. The others copy the
+rank's own input into the output.
 """
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from collectives.bench.cases import NCCL_DTYPES, NCCL_OPS, REDUCTIONS
+from collectives.bench.cases import COLLECTIVES, NCCL_DTYPES, NCCL_OPS
 from collectives.bench.sweep import Measurement, Row
 
 JSON_VERSION = 2  # of nccl-tests' format
@@ -39,12 +39,12 @@ def ratio_text(value: float | None) -> str:
 
 def redop(row: Row) -> str:
     """The redop column: nccl-tests' name, none for a collective that only moves data."""
-    return NCCL_OPS.get(row.op, row.op) if row.collective in REDUCTIONS else "none"
+    return NCCL_OPS.get(row.op, row.op) if COLLECTIVES[row.collective].reduces else "none"
 
 
 def root(row: Row) -> int:
     """The root column: -1 where there is no root."""
-    return row.root if row.collective == "broadcast" else -1
+    return row.root if COLLECTIVES[row.collective].root else -1
 
 
 def _measurement(m: Measurement | None) -> str:

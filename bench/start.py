@@ -101,7 +101,7 @@ def communicator_source(launch: Launch, wants_mpi: bool) -> Any:
         ) from None
     world = MPI.COMM_WORLD
     if world.size != launch.world_size:
-        from collectives.bench.peers import mpi_library_version
+        from collectives.bench.peer_mpi import mpi_library_version
 
         raise StartError(
             f"{launch.launcher} started {launch.world_size} ranks, but {mpi_library_version()} sees a world "

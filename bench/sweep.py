@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from collectives.bench.cases import REDUCTIONS, Array, Case, Shape, bus_factor, numpy_dtype, shape_of
+from collectives.bench.cases import COLLECTIVES, Array, Case, Shape, bus_factor, numpy_dtype, shape_of
 from collectives.bench.peers import Call, Contender, Memcpy
 from collectives.bench.verify import Verifier
 from collectives.communicator import Communicator
@@ -142,9 +142,10 @@ class Sweep:
         gc.collect()
         gc.disable()  # a collection in one contender's round would be charged to it
         try:
-            if collective != "broadcast":
+            if COLLECTIVES[collective].out_of_place:
                 row.out_of_place = self._measure(row, self._case(row, shape, in_place=False))
-            row.in_place = self._measure(row, self._case(row, shape, in_place=True))
+            if COLLECTIVES[collective].in_place:
+                row.in_place = self._measure(row, self._case(row, shape, in_place=True))
         finally:
             gc.enable()
         return row
@@ -159,8 +160,7 @@ class Sweep:
         if in_place:
             whole = elements(self._x, shape.total)
             part = whole[self.comm.rank * shape.count : (self.comm.rank + 1) * shape.count]
-            x = part if row.collective == "all_gather" else whole
-            out = part if row.collective == "reduce_scatter" else whole
+            x, out = (whole if n == shape.total else part for n in (shape.send, shape.receive))
         return Case(row.collective, x, out, in_place, row.dtype, row.op, row.root)
 
     def _measure(self, row: Row, case: Case) -> Measurement:
@@ -175,7 +175,7 @@ class Sweep:
                 result.nwrong, result.algorithm = wrong, algorithm
             else:
                 result.peers[contender.name] = PeerResult(nwrong=wrong)
-        if row.memcpy is None and (not case.in_place or case.collective == "broadcast"):
+        if row.memcpy is None:
             copy = self._memcpy.bind(case)
             if copy is not None:
                 calls[self._memcpy] = copy
@@ -219,7 +219,7 @@ class Sweep:
             call()
         except refusals:
             failed = True
-        if contender is self.ours:
+        if contender is self.ours and COLLECTIVES[case.collective].algorithms:  # messages have no receipt
             algorithm = contender.algorithm_of_last_call()
         if self._gather(float(failed)).any():
             return None, None, None
@@ -232,7 +232,7 @@ class Sweep:
         verifier = self._verifier(case)
         verifier.prepare()
         self.comm.barrier()
-        repeatable = not case.in_place or case.collective not in REDUCTIONS
+        repeatable = not case.in_place or COLLECTIVES[case.collective].repeatable_in_place
         for _ in range(BURST if repeatable else 1):
             call()
         return self._total(verifier.wrong())

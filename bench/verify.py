@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from collectives.bench.cases import COMPLEX, INTEGERS, REDUCTIONS, Array, Case, numpy_dtype
+from collectives.bench.cases import COLLECTIVES, INTEGERS, Array, Case, numpy_dtype
 
 PERIOD = 262139  # prime
 _WINDOW = 6  # factors other than one in a floating product: 2^-6 .. 2^6 is normal in every dtype
@@ -29,6 +29,7 @@ _PRECISION = {  # bits of the significand, the implicit one included
     "float8_e4m3fn": 4,
     "float8_e5m2": 3,
 }
+_REALS = {"complex64": "float32", "complex128": "float64"}  # what each half is
 _LOGICAL = {
     "sum": "or",
     "max": "or",
@@ -121,19 +122,19 @@ def table(
 ) -> Array:
     """What `rank` contributes at indices 0 .. count - 1, as an array of `dtype`."""
     kind = numpy_dtype(dtype)
+    if dtype in _REALS:  # pairs of reals, which no complex operator mixes
+        return table(collective, _REALS[dtype], op, rank, world_size, seed, 2 * count).view(kind)
+    reduces = COLLECTIVES[collective].reduces
     bits = _hash(seed, rank, count)
     if dtype == "bool":
         return (bits & np.uint64(1)).astype(np.bool_)
-    if dtype in COMPLEX:
-        parts = np.stack([bits >> np.uint64(40), bits & np.uint64(0xFFFFFF)], axis=1).astype(np.float64)
-        return parts.view(np.complex128).reshape(count).astype(kind)
-    if dtype in INTEGERS and collective in REDUCTIONS and op in ("sum", "avg", "product"):
+    if dtype in INTEGERS and reduces and op in ("sum", "avg", "product"):
         return _integers(seed, rank, world_size, dtype, op, count)
     if dtype in INTEGERS:
         return bits.astype(np.dtype(f"u{kind.itemsize}")).view(kind)
-    if collective in REDUCTIONS and op in ("sum", "avg"):
+    if reduces and op in ("sum", "avg"):
         return _summands(seed, rank, world_size, dtype, count).astype(kind)
-    if collective in REDUCTIONS and op == "product":
+    if reduces and op == "product":
         return _factors(seed, rank, world_size, dtype, count).astype(kind)
     return _finite(bits, dtype)
 
@@ -141,6 +142,8 @@ def table(
 def reduced_table(dtype: str, op: str, world_size: int, seed: int, count: int = PERIOD) -> Array:
     """The one correct reduction of all ranks' tables, as an array of `dtype`."""
     kind = numpy_dtype(dtype)
+    if dtype in _REALS:
+        return reduced_table(_REALS[dtype], op, world_size, seed, 2 * count).view(kind)
     inputs = [table("all_reduce", dtype, op, rank, world_size, seed, count) for rank in range(world_size)]
     combine: Callable[[Any, Any], Any]
     if dtype == "bool":
@@ -202,19 +205,21 @@ class Verifier:
     """
 
     def __init__(self, case: Case, rank: int, world_size: int, seed: int) -> None:
-        self._case, self._rank, self._world_size = case, rank, world_size
+        self._case, facts = case, COLLECTIVES[case.collective]
         length = min(PERIOD, max(1, len(case.x), len(case.out)))
 
         def contribution(r: int) -> Array:
             return table(case.collective, case.dtype, case.op, r, world_size, seed, length)
 
         self._own = contribution(rank)
-        if case.collective == "all_gather":
-            self._expected = [contribution(r) for r in range(world_size)]
-        elif case.collective == "broadcast":
-            self._expected = [contribution(case.root)]
-        else:
+        # What the output is made of, in order. Of inputs with a part for each rank it is this rank's.
+        self._expected: list[Array] = []
+        if facts.reduces:
             self._expected = [reduced_table(case.dtype, case.op, world_size, seed, length)]
+        elif facts.gets(rank, case.root):
+            self._expected = [contribution(r) for r in facts.senders(rank, world_size, case.root)]
+        self._looks = facts.gets(rank, case.root)
+        self._start = rank * (len(case.x) // world_size) if facts.parts_in else 0
 
     def prepare(self) -> None:
         """Write a fresh input, and garbage to what else the output covers."""
@@ -222,10 +227,9 @@ class Verifier:
         fill(self._case.x, self._own)
 
     def wrong(self) -> int:
-        """How many elements of the output are not what the collective promises."""
-        out = self._case.out
-        if self._case.collective == "all_gather":
-            blocks = np.split(out, self._world_size)
-            return sum(count_wrong(block, want) for block, want in zip(blocks, self._expected, strict=True))
-        start = self._rank * len(out) if self._case.collective == "reduce_scatter" else 0
-        return count_wrong(out, self._expected[0], start)
+        """How many elements of the output are not what the collective promises; 0 where it promises none."""
+        if not self._looks:
+            return 0
+        blocks = np.split(self._case.out, len(self._expected))
+        pairs = zip(blocks, self._expected, strict=True)
+        return sum(count_wrong(block, expected, self._start) for block, expected in pairs)

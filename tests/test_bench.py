@@ -1,4 +1,4 @@
-"""The bench: sizes, inputs with an exactly known result, what counts as wrong, reports, and real runs."""
+"""The bench: sizes, inputs with an exactly known result, and what counts as wrong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from collectives.bench import cases, plot, report, verify
+from collectives.bench import cases, verify
 from collectives.bench.cases import Case, numpy_dtype
-from collectives.bench.host import load_warning
-from collectives.bench.sweep import Measurement, PeerResult, Row
 
 WORLDS = (1, 2, 3, 4, 5, 8, 17)
 REDUCIBLE = [
@@ -51,30 +49,41 @@ def test_sweeps_multiply_or_add() -> None:
     assert list(cases.sweep_sizes(0, 4)) == [0, 1, 2, 4]
 
 
+# nccl-tests' input, output and count, in elements, where n fit a row and p of them are a rank's part.
+SIZES = {
+    "all_reduce": lambda n, p, world: (n, n, n),
+    "reduce": lambda n, p, world: (n, n, n),
+    "broadcast": lambda n, p, world: (n, n, n),
+    "sendrecv": lambda n, p, world: (n, n, n),
+    "all_gather": lambda n, p, world: (p, p * world, p),
+    "gather": lambda n, p, world: (p, p * world, p),
+    "reduce_scatter": lambda n, p, world: (p * world, p, p),
+    "scatter": lambda n, p, world: (p * world, p, p),
+    "all_to_all": lambda n, p, world: (p * world, p * world, p),
+}
+
+
 @pytest.mark.parametrize("world", WORLDS)
-def test_size_is_the_larger_side(world: int) -> None:
-    size, itemsize = 1000, 4
-    reduced = cases.shape_of("all_reduce", size, itemsize, world)
-    assert (reduced.send, reduced.receive, reduced.count) == (250, 250, 250)
-    gathered = cases.shape_of("all_gather", size, itemsize, world)
-    assert (gathered.send, gathered.receive, gathered.count) == (
-        250 // world,
-        250 // world * world,
-        250 // world,
-    )
-    scattered = cases.shape_of("reduce_scatter", size, itemsize, world)
-    assert (scattered.send, scattered.receive, scattered.count) == (
-        gathered.receive,
-        gathered.send,
-        250 // world,
-    )
-    assert gathered.total == scattered.total <= 250
+@pytest.mark.parametrize("collective", cases.COLLECTIVES)
+def test_size_is_the_larger_side(collective: str, world: int) -> None:
+    shape = cases.shape_of(collective, 1003, 4, world)
+    assert (shape.send, shape.receive, shape.count) == SIZES[collective](250, 250 // world, world)
+    assert shape.total == max(shape.send, shape.receive) <= 250
 
 
 def test_bus_factors_are_those_of_nccl_tests() -> None:
-    assert cases.bus_factor("all_reduce", 4) == 1.5
-    assert cases.bus_factor("all_gather", 4) == cases.bus_factor("reduce_scatter", 4) == 0.75
-    assert cases.bus_factor("broadcast", 4) == 1.0
+    factors = {name: cases.bus_factor(name, 4) for name in cases.COLLECTIVES}
+    assert factors == {
+        "all_reduce": 1.5,
+        "reduce": 1.0,
+        "all_gather": 0.75,
+        "gather": 0.75,
+        "reduce_scatter": 0.75,
+        "scatter": 0.75,
+        "all_to_all": 0.75,
+        "broadcast": 1.0,
+        "sendrecv": 1.0,
+    }
 
 
 def test_names_of_nccl_tests_are_understood() -> None:
@@ -111,8 +120,8 @@ def test_results_are_exact_in_every_order(dtype: str, op: str) -> None:
             for other in others:
                 total = combine(dtype, op, total, inputs[other])
             assert verify.count_wrong(total, expected) == 0
-        if dtype in cases.FLOATS:
-            assert np.isfinite(expected.astype(np.float64)).all()
+        if dtype in cases.FLOATS + cases.COMPLEX:
+            assert np.isfinite(expected.astype(np.complex128)).all()
 
 
 ARITHMETIC = [(dtype, op) for dtype, op in REDUCIBLE if dtype != "bool" and op in ("sum", "avg", "product")]
@@ -121,10 +130,13 @@ ARITHMETIC = [(dtype, op) for dtype, op in REDUCIBLE if dtype != "bool" and op i
 @pytest.mark.parametrize(("dtype", "op"), ARITHMETIC)
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_results_agree_with_arithmetic_without_rounding(dtype: str, op: str, world: int) -> None:
-    count, kind = 60, numpy_dtype(dtype)
-    inputs = [verify.table("all_reduce", dtype, op, r, world, 9, count) for r in range(world)]
-    got = verify.reduced_table(dtype, op, world, 9, count)
-    for i in range(count):
+    inputs = [verify.table("all_reduce", dtype, op, r, world, 9, 60) for r in range(world)]
+    got = verify.reduced_table(dtype, op, world, 9, 60)
+    if dtype in cases.COMPLEX:
+        dtype = verify._REALS[dtype]
+        inputs, got = [x.view(dtype) for x in inputs], got.view(dtype)
+    kind = numpy_dtype(dtype)
+    for i in range(len(got)):
         if dtype in cases.INTEGERS:
             values = [int(x[i]) for x in inputs]
             exact = math.prod(values) if op == "product" else sum(values)
@@ -151,46 +163,85 @@ def test_inputs_differ_between_ranks_seeds_and_offsets() -> None:
         assert verify.count_wrong(a[:256].copy(), a[44:].copy()) > 50
 
 
+FORMS = [
+    (name, in_place)
+    for name, facts in cases.COLLECTIVES.items()
+    for in_place in (False, True)
+    if (facts.in_place if in_place else facts.out_of_place)
+]
+
+
 def case_of(collective: str, dtype: str, world: int, rank: int, in_place: bool) -> Case:
-    kind, k = numpy_dtype(dtype), 37
-    whole, part = np.zeros(k * world, kind), np.zeros(k, kind)
-    own = whole[rank * k : (rank + 1) * k] if in_place else part
-    x, out = {"all_gather": (own, whole), "reduce_scatter": (whole, own)}.get(collective, (whole, whole))
-    if collective == "all_reduce" and not in_place:
-        out = np.zeros_like(whole)
+    kind = numpy_dtype(dtype)
+    shape = cases.shape_of(collective, 37 * world * kind.itemsize, kind.itemsize, world)
+    x, out = np.zeros(shape.send, kind), np.zeros(shape.receive, kind)
+    if in_place and shape.send < shape.receive:
+        x = out[rank * shape.count : (rank + 1) * shape.count]
+    elif in_place:
+        out = x if shape.send == shape.receive else x[rank * shape.count : (rank + 1) * shape.count]
     return Case(collective, x, out, in_place, dtype, "sum", root=world - 1)
 
 
 def perform(group: list[Case]) -> None:
     """What the collective promises, in one process; sums of exact inputs need no care."""
-    inputs, k = [case.x.copy() for case in group], len(group[0].x)
+    name, root, world = group[0].collective, group[0].root, len(group)
+    inputs = [case.x.copy() for case in group]
+    total = inputs[0]
+    for x in inputs[1:]:
+        total = combine(group[0].dtype, "sum", total, x)
+    parts = [np.split(x, world) for x in inputs] if name in ("scatter", "all_to_all") else []
     for rank, case in enumerate(group):
-        if case.collective == "all_gather":
-            case.out[:] = np.concatenate(inputs)
-        elif case.collective == "broadcast":
-            case.out[:] = inputs[case.root]
+        if name in ("all_gather", "gather"):
+            result = np.concatenate(inputs)
+        elif name == "broadcast":
+            result = inputs[root]
+        elif name == "scatter":
+            result = parts[root][rank]
+        elif name == "all_to_all":
+            result = np.concatenate([of[rank] for of in parts])
+        elif name == "sendrecv":
+            result = inputs[rank - 1]
         else:
-            total = inputs[0]
-            for x in inputs[1:]:
-                total = combine(case.dtype, "sum", total, x)
-            k = len(case.out)
-            case.out[:] = total[rank * k : (rank + 1) * k] if case.collective == "reduce_scatter" else total
+            result = np.split(total, world)[rank] if name == "reduce_scatter" else total
+        if name not in ("reduce", "gather") or rank == root:
+            case.out[:] = result
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int16", "bool"])
-@pytest.mark.parametrize("collective", cases.COLLECTIVES)
-def test_one_corrupted_element_is_one_wrong(collective: str, dtype: str, in_place: bool) -> None:
-    world = 3
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e5m2", "int16", "bool", "complex128"])
+@pytest.mark.parametrize(("collective", "in_place"), FORMS)
+def test_one_corrupted_element_is_one_wrong(collective: str, in_place: bool, dtype: str, world: int) -> None:
     group = [case_of(collective, dtype, world, rank, in_place) for rank in range(world)]
     verifiers = [verify.Verifier(case, rank, world, seed=3) for rank, case in enumerate(group)]
     for verifier in verifiers:
         verifier.prepare()
-    assert sum(verifier.wrong() for verifier in verifiers) > 0  # nothing has been communicated yet
+    if world > 1 or not in_place:  # nothing has been communicated yet
+        assert sum(verifier.wrong() for verifier in verifiers) > 0
     perform(group)
     assert [verifier.wrong() for verifier in verifiers] == [0] * world
-    group[1].out.view(np.uint8)[-1] ^= 1
-    assert [verifier.wrong() for verifier in verifiers] == [0, 1, 0]
+    # Of reduce and gather the last rank is the root, and nobody looks at what the others have.
+    for rank, case in enumerate(group):
+        looks = collective not in ("reduce", "gather") or rank == world - 1
+        case.out.view(np.uint8)[-1] ^= 1
+        assert [verifier.wrong() for verifier in verifiers] == [
+            int(looks and r == rank) for r in range(world)
+        ]
+        case.out.view(np.uint8)[-1] ^= 1
+
+
+def test_what_a_rank_sends_to_the_wrong_place_is_wrong() -> None:
+    world = 3
+    for name, shift in (("all_to_all", 37), ("scatter", 37), ("gather", 37)):
+        group = [case_of(name, "int32", world, rank, in_place=False) for rank in range(world)]
+        verifiers = [verify.Verifier(case, rank, world, seed=3) for rank, case in enumerate(group)]
+        for verifier in verifiers:
+            verifier.prepare()
+        if name == "scatter":
+            group[2].x[:] = np.roll(group[2].x, shift)
+        perform(group)
+        if name != "scatter":
+            group[2].out[:] = np.roll(group[2].out, shift)
+        assert sum(verifier.wrong() for verifier in verifiers) > 90
 
 
 def test_long_arrays_are_checked_to_the_end() -> None:
@@ -205,65 +256,3 @@ def test_long_arrays_are_checked_to_the_end() -> None:
     halves = np.zeros(10, np.complex128)
     halves.imag[4] = 1
     assert verify.count_wrong(halves, np.zeros(10, np.complex128)) == 1
-
-
-# Reports
-
-
-def test_the_table_never_shows_a_number_for_what_was_not_measured() -> None:
-    row = Row("broadcast", 64, 16, "float32", "sum", 1, None, Measurement(peers={"mpi": PeerResult()}))
-    assert report.table_line(row, ["mpi"]).split() == ["64", "16", "float", "none", "1", *["N/A"] * 11]
-    summary = report.summarize([row], ["mpi"])
-    assert "mpi / ours           : N/A" in report.footer(summary, ["mpi"])
-    assert "Avg bus bandwidth    : N/A" in report.footer(summary, ["mpi"])
-
-
-def test_the_footer_has_geometric_mean_and_minimum() -> None:
-    rows = []
-    for size, ratio in ((8, 4.0), (16, 1.0)):
-        m = Measurement(1e-6, 1.0, 2.0, 0, "inline", 10, {"mpi": PeerResult(ratio * 1e-6, ratio, 0)})
-        rows.append(Row("all_reduce", size, size // 4, "float32", "sum", 0, m, None))
-    text = report.footer(report.summarize(rows, ["mpi"]), ["mpi"])
-    assert "# Out of bounds values : 0 OK" in text
-    assert "# Avg bus bandwidth    : 2" in text
-    assert "# mpi / ours           : out-of-place geometric mean 2.00x, minimum 1.00x at 16 B" in text
-    rows[0].out_of_place.peers["mpi"].nwrong = 5
-    assert "WRONG:5" in report.table_line(rows[0], ["mpi"])
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(None, "N/A"), (0.171, "0.17"), (12345.678, "12345.7"), (1234567.8, "1234568"), (1e9, "1.0e+09")],
-)
-def test_numbers_fit_their_columns(value: float | None, text: str) -> None:
-    assert report.number(value, 7) == text
-
-
-def test_small_ratios_keep_two_digits() -> None:
-    values = (None, 1234567.0, 2.0, 0.0432, 0.0043, 0.00043, 0.0000431)
-    texts = [report.ratio_text(value) for value in values]
-    assert texts == ["N/A", "1.2e+06", "2.00", "0.043", "0.0043", "4e-04", "4e-05"]
-
-
-def test_a_load_beyond_the_cores_is_told() -> None:
-    facts = {"cores": 2.0, "world_size": 2}
-    assert load_warning([], facts) is None
-    assert load_warning([0.3, 2.2], facts) is None  # the ranks themselves
-    told = load_warning([3.1, 0.5], facts)
-    assert told is not None and "3.1" in told and "2 usable cores" in told
-    assert told in report.footer(report.summarize([], []), [], told).splitlines()[-1]
-
-
-def test_the_picture_compares_like_with_like() -> None:
-    both = {"size": 8, "out_of_place": {"time": 1.0}, "in_place": {"time": 2.0}, "memcpy": 3.0}
-
-    def drawn(**peers: str) -> list[tuple[str, str]]:
-        told = {name: {"time": 9.0, "form": form} for name, form in peers.items()}
-        return [line[:2] for line in plot._series([both | {"peers": told}])]
-
-    ours, memcpy = ("collectives", "out_of_place"), ("memcpy", "")
-    assert drawn() == [ours, memcpy]
-    assert drawn(mpi="out_of_place") == [ours, ("mpi", "out_of_place"), memcpy]
-    assert drawn(gloo="in_place") == [ours, ("collectives", "in_place"), ("gloo", "in_place"), memcpy]
-    only = both | {"out_of_place": None, "peers": {}}
-    assert [line[:2] for line in plot._series([only])] == [("collectives", "in_place"), memcpy]

@@ -1,126 +1,19 @@
-"""The bench as users start it: by itself, under mpirun, with bad words, and with a wrong result."""
+"""The bench as users start it: by itself, with every dtype and root, and with a wrong result."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from bench_program import BENCH, QUICK, rows_of, run
 
 from collectives.bench import cases
-from collectives.bench.cli import main
 
-BENCH = [sys.executable, "-m", "collectives.bench"]
-QUICK = ["-n", "2", "-w", "1", "--rounds", "2"]
 REDUCIBLE = [
     (dtype, op) for dtype in cases.DTYPES for op in cases.OPS if cases.supports("all_reduce", dtype, op)
 ]
-LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_", "MPI_", "TORCHELASTIC_", "RANK", "WORLD_SIZE")
-OPEN_MPI = Path(sys.prefix) / "bin" / "mpirun"
-MPICH = Path(sys.prefix) / "opt" / "mpich"
-
-
-def environment(**extra: str) -> dict[str, str]:
-    """This environment without its launcher; MPI may run as root and with more ranks than cores."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return inherited | root | {"PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe"} | extra
-
-
-def run(command: list[str], timeout: float = 120, **extra: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [str(word) for word in command],
-        env=environment(**extra),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
-def rows_of(output: str) -> list[list[str]]:
-    return [line.split() for line in output.splitlines() if line and not line.startswith("#")]
-
-
-# The command line
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["all_reduce"], "-np 2"),
-        (["all_to_all", "-np", "2"], "all_to_all"),
-        (["all_reduce", "-np", "2", "-b", "8Q"], "8Q"),
-        (["all_reduce", "-np", "2", "-b", "16", "-e", "8"], "larger than"),
-        (["all_reduce", "-np", "2", "-d", "float128"], "float128"),
-        (["all_reduce", "-np", "2", "-o", "median"], "median"),
-        (["all_reduce", "-np", "2", "-d", "float32", "-o", "band"], "defined"),
-        (["all_reduce", "-np", "2", "-d", "complex64"], "defined"),
-        (["broadcast", "-np", "2", "-r", "2"], "0 .. 1"),
-        (["all_gather", "-np", "2", "--algorithm", "two_shot"], "no two_shot"),
-        (["all_reduce", "-np", "2", "--peers", "nccl"], "nccl"),
-        (["all_reduce", "-np", "0"], "-np"),
-        (["all_reduce", "-np", "2", "-n", "0"], "-n"),
-        (["all_reduce", "-np", "2", "-f", "1"], "-f"),
-        (["all_reduce", "-np", "2", "-J", "/proc/here/r.json"], "--json"),
-    ],
-)
-def test_bad_arguments(
-    arguments: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in list(os.environ):
-        if name.startswith(LAUNCHERS):
-            monkeypatch.delenv(name)
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert complaint in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("package", "extra", "arguments"),
-    [
-        ("ml_dtypes", "bench", ["-d", "float32,bfloat16"]),
-        ("ml_dtypes", "bench", ["-d", "all"]),
-        ("matplotlib", "bench", ["--plot", "picture.png"]),
-        ("torch", "torch", ["--peers", "gloo"]),
-    ],
-)
-@pytest.mark.parametrize("rank", [None, 0, 1])
-def test_a_missing_package_is_told_once_before_anything_runs(
-    package: str,
-    extra: str,
-    arguments: list[str],
-    rank: int | None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    for name in list(os.environ):
-        if name.startswith(LAUNCHERS):
-            monkeypatch.delenv(name)
-    if rank is not None:
-        monkeypatch.setenv("RANK", str(rank))
-        monkeypatch.setenv("WORLD_SIZE", "2")
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
-    assert main(["all_reduce", *([] if rank is not None else ["-np", "2"]), *arguments]) == 2
-    out, err = capsys.readouterr()
-    told = f"needs {package}: pip install 'peer-collectives[{extra}]'\n" if rank != 1 else ""
-    assert (out, err.count("\n"), err[-len(told) :] if told else err) == ("", int(rank != 1), told)
-
-
-def test_the_mpi_peer_needs_mpirun() -> None:
-    result = run([*BENCH, "all_reduce", "-np", "2", "--peers", "mpi"])
-    assert result.returncode == 2
-    assert "mpirun -n 2 python -m collectives.bench" in result.stderr
-    assert result.stderr.count("\n") == 1
-
-
-# Real runs
 
 
 def test_a_run_by_itself(tmp_path: Path) -> None:
@@ -128,11 +21,10 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
     sweep = ["-b", "8", "-e", "256K", "-f", "32", "-J", str(numbers), "--plot", str(picture), *QUICK]
     result = run([*BENCH, *cases.COLLECTIVES, "-np", "2", *sweep])
     assert result.returncode == 0, result.stderr
-    assert result.stdout.count("# Out of bounds values : 0 OK") == 4
+    assert result.stdout.count("# Out of bounds values : 0 OK") == len(cases.COLLECTIVES)
     rows = rows_of(result.stdout)
-    assert [row[0] for row in rows] == ["8", "256", "8192", "262144"] * 4
-    assert all(row[8] == row[12] == "0" for row in rows[:12])
-    assert all(row[5:9] == ["N/A"] * 4 for row in rows[12:])  # a broadcast is in place
+    assert [row[0] for row in rows] == ["8", "256", "8192", "262144"] * len(cases.COLLECTIVES)
+    assert {row[8] for row in rows} == {row[12] for row in rows} == {"0", "N/A"}
     assert f"# picture: {picture}" in result.stdout
     assert picture.read_bytes()[:4] == b"\x89PNG"
 
@@ -163,7 +55,13 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
         assert first[form]["bus_bw"] == pytest.approx(first[form]["alg_bw"])
     gather = next(row for row in document["results"] if row["experiment_name"] == "all_gather")
     assert (gather["size"], gather["count"], gather["redop"]) == (8, 1, "none")
-    assert document["results"][-1]["out_of_place"] is None
+    assert (gather["root"], gather["out_of_place"]["bus_bw"]) == (-1, gather["out_of_place"]["alg_bw"] / 2)
+    for row in document["results"]:
+        name = row["experiment_name"]
+        assert (row["out_of_place"] is None) == (name == "broadcast")
+        assert (row["in_place"] is None) == (name == "sendrecv")
+        assert row["root"] == (0 if name in ("reduce", "gather", "scatter", "broadcast") else -1)
+        assert (row["algorithm"] is None) == (name == "sendrecv")
 
     again = run([*BENCH, "plot", str(numbers), str(tmp_path / "again.png")])
     assert again.returncode == 0, again.stderr
@@ -173,13 +71,24 @@ def test_a_run_by_itself(tmp_path: Path) -> None:
 
 def test_every_dtype_and_operator() -> None:
     sweep = ["-b", "7680", "-e", "7680", "-d", "all", "-o", "all", "-n", "1", "-w", "0", "--rounds", "1"]
-    result = run([*BENCH, *cases.COLLECTIVES, "-np", "3", "-r", "all", *sweep])
+    result = run([*BENCH, *cases.COLLECTIVES, "-np", "3", "-r", "2", *sweep], 300)
     assert result.returncode == 0, result.stdout + result.stderr
     rows = rows_of(result.stdout)
-    reductions, dtypes = len(REDUCIBLE), len(cases.DTYPES)
-    assert len(rows) == 2 * reductions + dtypes + 3 * dtypes
-    assert {row[8] for row in rows} <= {"0", "N/A"}
-    assert {row[12] for row in rows} == {"0"}
+    assert len(rows) == 3 * len(REDUCIBLE) + 6 * len(cases.DTYPES)
+    assert [row[8] for row in rows].count("N/A") == len(cases.DTYPES)  # broadcast
+    assert [row[12] for row in rows].count("N/A") == len(cases.DTYPES)  # sendrecv
+    assert {row[8] for row in rows} == {row[12] for row in rows} == {"0", "N/A"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_root_and_empty_messages(world: int) -> None:
+    sweep = ["-b", "0", "-e", "90K", "-i", "45K", "-d", "complex64", "-r", "all", *QUICK]
+    result = run([*BENCH, *cases.COLLECTIVES, "-np", str(world), *sweep])
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("# Out of bounds values : 0 OK") == len(cases.COLLECTIVES)
+    roots = [row[4] for row in rows_of(result.stdout)]
+    assert len(roots) == 3 * (5 + 4 * world)
+    assert {root: roots.count(root) for root in set(roots)} == {"-1": 15} | {str(r): 12 for r in range(world)}
 
 
 def test_iterations_adapt_and_checking_can_be_left_out() -> None:
@@ -255,69 +164,3 @@ def test_a_wrong_result_fails_the_run(tmp_path: Path) -> None:
     (row,) = rows_of(result.stdout)
     assert (row[8], row[12]) == ("1", "0")
     assert "# Out of bounds values : 1 FAILED" in result.stdout
-
-
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_gloo_beside_ours(tmp_path: Path) -> None:
-    numbers = tmp_path / "r.json"
-    sweep = ["-b", "1K", "-e", "1K", "-d", "float32,int32", "-o", "sum,avg", *QUICK]
-    result = run([*BENCH, *cases.COLLECTIVES, "-np", "2", "--peers", "gloo", "-J", str(numbers), *sweep])
-    assert result.returncode == 0, result.stderr
-    for row in json.loads(numbers.read_text())["results"]:
-        peer = row["peers"]["gloo"]
-        if (row["type"], row["redop"]) == ("int32", "avg"):  # which gloo does not have
-            assert peer["time"] is None
-        else:
-            assert peer["ratio"] > 0
-            assert row[peer["form"]]["peers"]["gloo"]["nwrong"] == 0
-            assert peer["form"] == (
-                "in_place" if row["experiment_name"] in ("all_reduce", "broadcast") else "out_of_place"
-            )
-
-
-def mpi_commands(name: str, world: int) -> tuple[list[str], dict[str, str]]:
-    if importlib.util.find_spec("mpi4py") is None:
-        pytest.skip("mpi4py is not installed")
-    if name == "Open MPI":
-        if not OPEN_MPI.exists():
-            pytest.skip(f"Open MPI is not installed: no {OPEN_MPI}")
-        return [str(OPEN_MPI), "-n", str(world)], {}
-    if not (MPICH / "bin" / "mpiexec").exists():
-        pytest.skip(f"MPICH is not installed: no {MPICH}")
-    return [str(MPICH / "bin" / "mpiexec"), "-n", str(world)], {
-        "MPI4PY_LIBMPI": str(MPICH / "lib" / "libmpi.so.12")
-    }
-
-
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("name", ["Open MPI", "MPICH"])
-def test_under_mpirun(name: str, world: int, tmp_path: Path) -> None:
-    launcher, extra = mpi_commands(name, world)
-    numbers = tmp_path / "r.json"
-    sweep = ["-b", "64", "-e", "64K", "-f", "1024", "--peers", "mpi", "-J", str(numbers), *QUICK]
-    result = run([*launcher, *BENCH, *cases.COLLECTIVES, *sweep], **extra)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.count("# Out of bounds values : 0 OK") == 4
-    document = json.loads(numbers.read_text())
-    assert document["environment"]["world_size"] == world
-    assert name in document["environment"]["versions"]["mpi"]
-    for row in document["results"]:
-        peer = row["peers"]["mpi"]
-        assert peer["ratio"] > 0
-        assert row[peer["form"]]["peers"]["mpi"]["nwrong"] == 0
-
-
-def test_launcher_and_library_of_different_mpis() -> None:
-    mpi_commands("Open MPI", 2)
-    launcher, _ = mpi_commands("MPICH", 2)
-    result = run([*launcher, *BENCH, "all_reduce", "-e", "8"])
-    assert result.returncode != 0
-    assert result.stderr.count("launcher and library are of different MPIs") == 1
-    assert not rows_of(result.stdout)
-
-
-def test_under_mpirun_a_bad_line_is_told_once() -> None:
-    launcher, extra = mpi_commands("Open MPI", 2)
-    result = run([*launcher, *BENCH, "all_reduce", "-b", "8Q"], **extra)
-    assert result.returncode != 0
-    assert result.stderr.count("8Q") == 1

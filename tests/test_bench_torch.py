@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_bench_runs import BENCH, LAUNCHERS, mpi_commands, rows_of, run
+from bench_program import BENCH, QUICK, mpi_commands, no_launcher, rows_of, run  # noqa: F401
 
 import collectives
 
@@ -19,7 +18,7 @@ pytest.importorskip("torch")
 
 import torch.distributed as dist
 
-from collectives.bench import compare, ddp
+from collectives.bench import cases, compare, ddp
 from collectives.bench.cli import main
 
 LLAMA = ["model", "--layers", "2", "--hidden", "128", "--tokens", "2", "--rounds", "2"]
@@ -36,13 +35,6 @@ def backend(request: pytest.FixtureRequest) -> str:
     if request.param not in dist.Backend.backend_list:
         pytest.skip(f"this build has no torch.distributed backend {request.param}")
     return str(request.param)
-
-
-@pytest.fixture
-def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(LAUNCHERS):
-            monkeypatch.delenv(name)
 
 
 # The command line
@@ -166,6 +158,28 @@ def test_a_sweep_through_torch(backend: str, tmp_path: Path) -> None:
     assert isinstance(peers["noop"]["excess"], float)  # of either sign on a busy machine
     summary = document["summaries"]["all_reduce"]["peers"]["noop"]["in_place"]
     assert (summary["excess_us"], summary["excess_size"]) == (peers["noop"]["excess"], 8)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_every_collective_through_torch(world: int, tmp_path: Path) -> None:
+    numbers = tmp_path / "r.json"
+    sweep = ["-b", "48", "-e", "48", "-d", "float32,complex64", "-r", "all", "-J", str(numbers), *QUICK]
+    through = ["--api", "torch", "--peers", "gloo"]
+    result = run([*BENCH, *cases.COLLECTIVES, "-np", str(world), *through, *sweep], PATIENCE)
+    assert result.returncode == 0, result.stdout + result.stderr
+    results = json.loads(numbers.read_text())["results"]
+    assert len(results) == 2 * (5 + 4 * world)
+    for row in results:
+        name, in_place = row["experiment_name"], row["in_place"]
+        form = "in_place" if name in ("all_reduce", "reduce", "broadcast") else "out_of_place"
+        ours = row[form]
+        assert ours["time"] > 0 and ours["nwrong"] == 0, row
+        other = row["out_of_place"] if form == "in_place" else in_place
+        assert other is None or other["time"] is None
+        # Which gloo does not have: a gather of complex numbers, and a message to the rank itself.
+        if (name, row["type"]) == ("gather", "complex64") or (name, world) == ("sendrecv", 1):
+            continue
+        assert (row["peers"]["gloo"]["form"], ours["peers"]["gloo"]["nwrong"]) == (form, 0), row
 
 
 @needs_transformers

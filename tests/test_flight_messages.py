@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import time
@@ -11,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flight import analyse, needs_torch, set_dump, wait_until
 from ranks import Pool, attempt
-from test_flight_record import analyse, wait_until
-
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch's analyser")
 
 
 def said_of_messages(comm: Any, rank: int) -> list[tuple[Any, ...]]:
@@ -104,7 +101,7 @@ def test_a_rank_to_itself_and_refused_ones() -> None:
 
 
 def one_never_sends(comm: Any, prefix: str) -> str:
-    os.environ["COLLECTIVES_DUMP"] = prefix
+    set_dump(comm, prefix)
     x = np.ones(10, np.float32)
     for _ in range(3):
         comm.send(x, 1) if comm.rank == 0 else comm.recv(x, 0)
