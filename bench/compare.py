@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from collectives.bench import report
+from collectives.bench.arguments import OWN_BACKEND
 from collectives.bench.process_groups import NOOP, ProcessGroups
 from collectives.bench.progress import Progress
 from collectives.bench.sweep import timed
@@ -132,7 +133,7 @@ def table(results: Sequence[Outcome], backend: str, unit: str) -> list[str]:
         f"# {'':>16}  {time:>10}  {time:>13}  {'(x none)':>8}  {'(x Gloo)':>13}",
     ]
     for one in results:
-        name = f"{backend} (ours)" if one.name == OURS else one.name
+        name = one.name if one.name != OURS else f"{backend} (ours)" if backend == OWN_BACKEND else backend
         ratio = report.NOT_MEASURED if one.to_gloo is None else f"{one.to_gloo:.3f}"
         lines.append(
             f"  {name:>16}  {one.time:>10.3f}  {one.communication:>13.3f}  {one.speed:>8.3f}  {ratio:>13}"

@@ -73,13 +73,15 @@ def column_heads(peers: Sequence[str]) -> str:
 
 
 def peer_of(row: Row, name: str) -> tuple[str | None, Any]:
-    """The form in which a peer is compared (out of place if it has that, else in place) and its result."""
+    """The form in which a peer is compared and its result: one that both have, out of place if it can be."""
+    found = []
     for form in ("out_of_place", "in_place"):
         measurement = getattr(row, form)
         peer = measurement.peers.get(name) if measurement is not None else None
         if peer is not None and peer.time is not None:
-            return form, peer
-    return None, None
+            found.append((form, peer))
+    both = [(form, peer) for form, peer in found if peer.ratio is not None]
+    return next(iter(both or found), (None, None))
 
 
 def table_line(row: Row, peers: Sequence[str]) -> str:

@@ -90,8 +90,9 @@ class Row:
 
     @property
     def main(self) -> Measurement | None:
-        """The form that counts: out of place where the collective has it."""
-        return self.out_of_place if self.out_of_place is not None else self.in_place
+        """The form that counts: out of place where that was measured."""
+        forms = [form for form in (self.out_of_place, self.in_place) if form is not None]
+        return next((form for form in forms if form.time is not None), next(iter(forms), None))
 
 
 def aligned_buffer(nbytes: int, alignment: int = 4096) -> Array:

@@ -78,7 +78,56 @@ def test_forked_children(ranks: Ranks) -> None:
     assert ranks.values(fork_and_leave) == [[0, -signal.SIGKILL, 3]] * ranks.world
 
 
-def wait_for_the_others(flag: str, asynchronous: bool) -> float:
+def fork_in_the_middle() -> list[str]:
+    """While calls of the parent are on their way, a child gets errors."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    texts = []
+    group = dist.new_group()
+    if rank == 0:
+        pending = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        message = dist.irecv(torch.ones(3), world - 1, group=group)
+        time.sleep(0.05)  # the worker is in the call
+        calls = (
+            lambda: dist.all_reduce(torch.ones(4), group=group),
+            lambda: dist.all_reduce(torch.ones(4), group=group, async_op=True).wait(),
+            lambda: dist.recv(torch.ones(3), world - 1, group=group),
+            lambda: group.barrier().wait(),
+            pending.wait,
+            message.wait,
+        )
+        for call in calls:
+            reader, writer = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    call()
+                    text = "nothing"
+                except Exception as error:
+                    text = str(error)
+                os.write(writer, text.encode())
+                os._exit(0)
+            os.close(writer)
+            with open(reader, encoding="utf-8") as pipe:
+                texts.append(pipe.read())
+            os.waitpid(child, 0)
+    dist.barrier()
+    if rank != 0:
+        dist.all_reduce(torch.ones(3), group=group)
+    if rank == world - 1:
+        dist.send(torch.ones(3), 0, group=group)
+    if rank == 0:
+        pending.wait()
+        message.wait()
+    return texts
+
+
+@needs_backend
+def test_children_forked_while_calls_are_on_their_way(torch_pools: Any) -> None:
+    texts, _ = torch_pools(2).values(fork_in_the_middle, limit=30)
+    assert len(texts) == 6 and all("parent process" in text for text in texts), texts
+
+
+def wait_for_the_others(flag: str, way: str) -> float:
     """Ranks other than the last are in the call; the last comes only after the signal."""
     last = dist.get_world_size() - 1
     dist.barrier()
@@ -89,19 +138,21 @@ def wait_for_the_others(flag: str, asynchronous: bool) -> float:
     else:
         Path(f"{flag}.{dist.get_rank()}").touch()
     x = torch.ones(1000)
-    if asynchronous:
-        dist.all_reduce(x, async_op=True).wait()
-    else:
+    if way == "wait behind another":
+        dist.all_reduce(torch.ones(1), async_op=True)
+    if way == "call":
         dist.all_reduce(x)
+    else:
+        dist.all_reduce(x, async_op=True).wait()
     return x[0].item()
 
 
 @needs_backend
-@pytest.mark.parametrize("asynchronous", [False, True], ids=["call", "wait"])
-def test_ctrl_c_within_a_call(tmp_path: Path, asynchronous: bool) -> None:
+@pytest.mark.parametrize("way", ["call", "wait", "wait behind another"])
+def test_ctrl_c_within_a_call(tmp_path: Path, way: str) -> None:
     with Ranks(3) as own:
         flag = tmp_path / "interrupted"
-        own.begin(wait_for_the_others, str(flag), asynchronous, timeout=20)
+        own.begin(wait_for_the_others, str(flag), way, timeout=20)
         end = time.monotonic() + 20
         while not all(Path(f"{flag}.{rank}").exists() for rank in (0, 1)) and time.monotonic() < end:
             time.sleep(0.02)
@@ -183,6 +234,44 @@ dist.all_reduce(x)
 print("sum", x.tolist())
 dist.destroy_process_group()
 """
+
+
+LEAVES_WITH_A_CALLBACK = """
+import os, sys, time, torch, torch.distributed as dist
+rank = int(os.environ["RANK"])
+dist.init_process_group("collectives", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+if rank == 0:
+    def then(future):
+        for _ in range(20):
+            time.sleep(0.02)
+        print("called back")
+    work = dist.irecv(torch.ones(3), 1)
+    work.get_future().then(then)
+    time.sleep(0.3)
+else:
+    time.sleep(0.1)
+    dist.send(torch.ones(3), 0)
+    time.sleep(0.6)
+"""
+
+
+@needs_backend
+def test_a_process_that_ends_while_a_message_calls_back(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", LEAVES_WITH_A_CALLBACK, str(tmp_path / "store")]
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    processes = [
+        subprocess.Popen(
+            command,
+            env=inherited | {"RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ends = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], ends
+    assert "called back" in ends[0][0], ends
 
 
 def test_torchrun_of_a_program_that_imports_only_torch(tmp_path: Path) -> None:

@@ -70,7 +70,8 @@ def after_a_failed_batch() -> list[float]:
     dist.all_reduce(x)
     other = (dist.get_rank() + 1) % dist.get_world_size()
     y = torch.full((1,), 9.0)
-    ops = [dist.P2POp(dist.isend, x[:1], other), dist.P2POp(dist.irecv, y)]
+    before = (dist.get_rank() - 1) % dist.get_world_size()
+    ops = [dist.P2POp(dist.isend, x[:1], other), dist.P2POp(dist.irecv, y, before)]
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     return [x[0].item(), y[0].item()]
