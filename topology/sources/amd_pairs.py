@@ -106,7 +106,9 @@ def topology(
         if pair.enabled is not None and i != j:
             peers[a.name, b.name] = pair.enabled
         if (pair.weight or 0) < 0:
-            raise TopologyError(f"the weight from {a.name} to {b.name} is {pair.weight}: expected 0 or more", source)
+            raise TopologyError(
+                f"the weight from {a.name} to {b.name} is {pair.weight}: expected 0 or more", source
+            )
         if kind == "XGMI":
             link = xgmi_link(a, b, pair.weight, pair.least, pair.most)
             links.append(replace(link, count=0, gbps=0.0) if pair.enabled is False else link)

@@ -70,10 +70,15 @@ def _properties(file: _Text) -> _Properties:
     return _Properties(values, file)
 
 
-def read(root: str | Path = ROOT) -> Topology:
+def read(root: str | Path = ROOT, numa: Sequence[int] = ()) -> Topology:
     """The topology under a folder such as :data:`ROOT`.
 
     Nodes that the system keeps from this process (containers) are left out, with a remark.
+
+    Args:
+        root: the folder.
+        numa: the numbers of the host's NUMA nodes that have cores; the driver's CPUs are these in their order.
+            Where there are not as many, the driver's CPUs count from 0.
 
     Raises:
         TopologyError: there is no such folder, it holds no nodes, or files that make no sense.
@@ -93,7 +98,9 @@ def read(root: str | Path = ROOT) -> Topology:
             hidden.add(key.split("/")[1])
         else:
             files[key] = _Text(str(path), 0, text)
-    return _build({k: v for k, v in files.items() if k.split("/")[1] not in hidden}, str(root), len(hidden))
+    return _build(
+        {k: v for k, v in files.items() if k.split("/")[1] not in hidden}, str(root), len(hidden), numa
+    )
 
 
 def read_text(text: str, source: str = "") -> Topology:
@@ -124,7 +131,7 @@ def read_text(text: str, source: str = "") -> Topology:
         elif line.strip():
             raise TopologyError("expected a line '### /sys/class/kfd/kfd/topology/nodes/...'", source, number)
     close()
-    return _build(files, source, 0)
+    return _build(files, source, 0, ())
 
 
 def _collect(files: Mapping[str, _Text], source: str, hidden: int) -> dict[int, _Node]:
@@ -141,7 +148,9 @@ def _collect(files: Mapping[str, _Text], source: str, hidden: int) -> dict[int, 
             continue
         node = nodes.get(int(match[1]))
         if node is None:
-            raise TopologyError(f"{key} without nodes/{match[1]}/properties", file.source, file.offset or None)
+            raise TopologyError(
+                f"{key} without nodes/{match[1]}/properties", file.source, file.offset or None
+            )
         if match[2] == "name":
             node.name = file.text.strip()
         else:
@@ -195,13 +204,15 @@ def _usable(megabytes: int) -> float | None:
     return None
 
 
-def _build(files: Mapping[str, _Text], source: str, hidden: int) -> Topology:
+def _build(files: Mapping[str, _Text], source: str, hidden: int, numbers: Sequence[int]) -> Topology:
     nodes = _collect(files, source, hidden)
     cpus = [n for n, node in nodes.items() if node.properties.need("cpu_cores_count") > 0]
     gpus = {n: node for n, node in nodes.items() if node.properties.need("simd_count") > 0}
     remarks = [f"{hidden} nodes are kept from this process"] if hidden else []
     parents, hives = _parents(gpus), _hives(gpus)
-    numa = {n: Node(f"numa{i}", NodeKind.NUMA, numa=i) for i, n in enumerate(cpus)}
+    if len(numbers) != len(cpus):
+        numbers = range(len(cpus))
+    numa = {n: Node(f"numa{i}", NodeKind.NUMA, numa=i) for i, n in zip(numbers, cpus, strict=True)}
     devices: dict[int, Node] = {}
     for index, (n, node) in enumerate(gpus.items()):
         near = _nearest(n, node, cpus)
@@ -210,7 +221,7 @@ def _build(files: Mapping[str, _Text], source: str, hidden: int) -> Topology:
             f"gpu{index}",
             NodeKind.GPU,
             bus=_address(node),
-            numa=None if near is None else cpus.index(near),
+            numa=None if near is None else numa[near].numa,
             model=model,
             arch=_arch(node),
             group=hives.get(node.properties.values.get("hive_id", 0)),
@@ -259,7 +270,9 @@ def _link(
     """What the driver calls a link, in the graph's terms; None for what is no link of its own."""
     kind, weight = link.need("type"), link.need("weight")
     if weight < 0:
-        raise TopologyError(f"weight {weight}: expected 0 or more", link.place.source, link.place.offset or None)
+        raise TopologyError(
+            f"weight {weight}: expected 0 or more", link.place.source, link.place.offset or None
+        )
     least, most = link.values.get("min_bandwidth"), link.values.get("max_bandwidth")
     if gpu and other:
         if kind == _XGMI:

@@ -18,7 +18,9 @@ _TABLES = {
 }
 _NUMA = re.compile(r"^GPU\[(\d{1,5})\]\s*:\s*\(Topology\) Numa (Node|Affinity): (\S+)$")
 _GPU = re.compile(r"^GPU(\d{1,5})$")
-_PAIR = re.compile(r"^\(Topology\) (Weight|Hops|Link type|Link accessibility) between DRM devices (\d{1,5}) and (\d{1,5})$")
+_PAIR = re.compile(
+    r"^\(Topology\) (Weight|Hops|Link type|Link accessibility) between DRM devices (\d{1,5}) and (\d{1,5})$"
+)
 _FIELDS = {"Weight": "weight", "Hops": "hops", "Link type": "kind", "Link accessibility": "enabled"}
 _BEGIN, _END = "ROCm System Management Interface", "End of ROCm SMI Log"
 
@@ -86,7 +88,9 @@ def read_text(text: str, source: str = "") -> Topology:
             if match[2] == "Node":
                 numa[int(match[1])] = node
         elif line.startswith("GPU["):
-            raise TopologyError("expected '(Topology) Numa Node: N' or '(Topology) Numa Affinity: N'", source, at)
+            raise TopologyError(
+                "expected '(Topology) Numa Node: N' or '(Topology) Numa Affinity: N'", source, at
+            )
     if "kind" not in seen:
         raise TopologyError("no table 'Link Type between two GPUs': expected rocm-smi --showtopo", source)
     _check_numa(numa, numbers, source)
@@ -127,7 +131,9 @@ def read_json(data: object, source: str = "") -> Topology:
         raise TopologyError("no pairs and no cards: expected rocm-smi --showtopo --json", source)
     numbers.sort()
     place = {n: i for i, n in enumerate(numbers)}
-    missing = [f"{a} and {b}" for a in numbers for b in numbers if a < b and pairs.get((a, b), Pair()).kind is None]
+    missing = [
+        f"{a} and {b}" for a in numbers for b in numbers if a < b and pairs.get((a, b), Pair()).kind is None
+    ]
     if missing:
         raise TopologyError(f"no link type between DRM devices {missing[0]}", source)
     gpus, numa_nodes = _nodes(numbers, numa)
