@@ -192,8 +192,8 @@ class Topology:
         source: the file, command or folder that was read.
         remarks: what the source found odd, in words.
         host: the CPUs, where the source knows them.
-        peers: by pair of names, whether the first device may reach the second's memory; only pairs of which the
-            source tells it.
+        peers: by pair of names, whether the first device may reach the second's memory; only pairs of which
+            the source tells it.
 
     Raises:
         TopologyError: two nodes of one name, a link to no node, a negative count or speed.
