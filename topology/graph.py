@@ -35,7 +35,7 @@ class NodeKind(str, enum.Enum):
 
     GPU = "gpu"
     NVSWITCH = "nvswitch"
-    PCI_SWITCH = "pci_switch"  # one bridge: a switch port, or a root port
+    PCI_SWITCH = "pci_switch"  # a whole PCIe switch, by the address of its upstream port
     PCI_DEVICE = "pci_device"  # a card of which the source does not say what it is
     NUMA = "numa"  # a NUMA node's cores, memory and host bridges
     NIC = "nic"

@@ -32,6 +32,8 @@ VERSIONS = ("1", "2")
 SWITCH_CLASS, HOST_CLASS = "0x068000", "0x068001"
 """PCI classes by which the file tells what is at the far end of a link: an NVSwitch, an IBM CPU."""
 
+BRIDGE_CLASS = "0x0604"
+
 MAX_MBIT = 10_000_000
 """A NIC said to be faster than 10 Tbit/s was asked in another unit; some plugins answer in bit/s."""
 
@@ -163,12 +165,14 @@ class _Reader:
         if bus is None:
             raise pci.fail(f'busid="{pci.get("busid")}" is not a PCI address such as 0000:1b:00.0')
         inside = list(self.known(pci, "pci", "gpu", "nic"))
-        bridge = any(child.tag == "pci" for child in inside) or (pci.get("class") or "").startswith("0x0604")
+        bridge = any(child.tag == "pci" for child in inside) or (pci.get("class") or "").startswith(
+            BRIDGE_CLASS
+        )
         name = bus
         if bus in self.buses:
             if any(child.tag == "gpu" for child in inside):
                 raise pci.fail(f"busid {bus} again; it stands on line {self.buses[bus]} already")
-            name = f"{bus}#{pci.line}"  # some files give all parts of a switch one address
+            name = f"{bus}#{len(self.nodes)}"  # some files give all parts of a switch one address
             self.remarks.append(
                 f"line {pci.line}: {bus} again, after line {self.buses[bus]}; taken as a device of its own"
             )
