@@ -35,7 +35,7 @@ class NodeKind(str, enum.Enum):
 
     GPU = "gpu"
     NVSWITCH = "nvswitch"
-    PCI_SWITCH = "pci_switch"  # one bridge: a switch port, or a root port
+    PCI_SWITCH = "pci_switch"  # a whole PCIe switch, by the address of its upstream port
     PCI_DEVICE = "pci_device"  # a card of which the source does not say what it is
     NUMA = "numa"  # a NUMA node's cores, memory and host bridges
     NIC = "nic"
@@ -193,8 +193,8 @@ class Topology:
         source: the file, command or folder that was read.
         remarks: what the source found odd, in words.
         host: the CPUs, where the source knows them.
-        peers: by pair of names, whether the first device may reach the second's memory; only pairs of which the
-            source tells it.
+        peers: by pair of names, whether the first device may reach the second's memory; only pairs of which
+            the source tells it.
 
     Raises:
         TopologyError: two nodes of one name, a link to no node, a negative count or speed.

@@ -1,8 +1,8 @@
 """What links carry: usable GB/s (1e9 bytes) per direction, each figure with its source.
 
-A figure of the data sheet counts bits on the wire; these count payload that a copy or a kernel can really move,
-which is what a plan needs. They start a plan off; what was measured on the machine goes before them. None stands
-for a part that is not in the tables: nothing is extrapolated from one product to the next.
+A figure of the data sheet counts bits on the wire; these count payload that a copy or a kernel can really
+move, which is what a plan needs. They start a plan off; what was measured on the machine goes before them.
+None stands for a part that is not in the tables: nothing is extrapolated from one product to the next.
 """
 
 from __future__ import annotations
@@ -40,6 +40,17 @@ NVLINK_PORTS: dict[str, int] = {
 }
 """NVLinks of one GPU at most, by architecture (NVIDIA's data sheets)."""
 
+NVLINK_GENERATIONS: dict[str, int] = {
+    "sm_60": 1,
+    "sm_70": 2,
+    "sm_80": 3,
+    "sm_86": 3,
+    "sm_90": 4,
+    "sm_100": 5,
+    "sm_103": 5,
+}
+"""Generation of NVLink, by architecture (NVIDIA's data sheets)."""
+
 XGMI: dict[str, Figure] = {
     "gfx906": Figure(24.0, "RCCL topo.h, Vega"),
     "gfx908": Figure(24.0, "RCCL topo.h, which has no figure of its own for MI100"),
@@ -57,7 +68,7 @@ PCIE_RATES: dict[int, float] = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.
 PCIE_PER_GT = Figure(
     12.0 / (16 * 8.0),
     "NCCL topo.h: 12 GB/s for generation 3 with 16 lanes, 76 % of the wire's 15.75; NCCL takes the other "
-    "generations and widths in proportion to lanes and GT/s (24 and 48 for generations 4 and 5), and so do we",
+    "generations and widths in proportion to GT/s and lanes (24 and 48 for generations 4 and 5); so do we",
 )
 """Usable GB/s of one lane for each GT/s."""
 
@@ -101,6 +112,11 @@ def nvlink_ports(arch: str | None) -> int | None:
     return NVLINK_PORTS.get(arch or "")
 
 
+def nvlink_generation(arch: str | None) -> int | None:
+    """The generation of a GPU's NVLinks; None if unknown."""
+    return NVLINK_GENERATIONS.get(arch or "")
+
+
 def xgmi_gbps(arch: str | None) -> float | None:
     """Usable GB/s of one xGMI link in one direction, of ``gfx942`` and the like; None if unknown."""
     figure = XGMI.get(arch or "")
@@ -123,7 +139,7 @@ def socket_gbps(vendor: str | None, family: int | None, model: int | None) -> fl
 
     Args:
         vendor: as CPUID writes it, ``GenuineIntel`` or ``AuthenticAMD``.
-        family: the display family (AMD: 25), or NCCL's sum without shift (AMD: 175); of Intel only 6 is known.
+        family: the display family (Zen 3: 25), or what NCCL writes for it (175); of Intel only 6 is known.
         model: Intel's display model.
     """
     if vendor == "AuthenticAMD":
