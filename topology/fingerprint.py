@@ -26,7 +26,7 @@ def _node_word(node: Node) -> str:
 
 
 def _labels(topology: Topology) -> dict[str, str]:
-    """What each node is, without its number; sets of devices (NUMA node, group, card) are nodes of their own."""
+    """What each node is, without its number; what devices share (NUMA node, group, card) is one more."""
     labels = {node.name: _node_word(node) for node in topology.nodes}
     for node in topology.nodes:
         labels.update({f"{kind} of {value}": kind for kind, value in _sets(node)})
@@ -43,12 +43,12 @@ def _sets(node: Node) -> list[tuple[str, object]]:
 
 
 def _edges(topology: Topology) -> _Edges:
-    """What joins each node to each neighbour, both ways at once, so that a one-way link shows at both ends."""
+    """What joins each node to each neighbour, both ways at once: a one-way link shows at both ends."""
     words: dict[tuple[str, str], list[str]] = defaultdict(list)
     for link in topology.links:
         words[link.source, link.target].append(_link_word(link))
-    for (a, b), kind in topology.classes.items():
-        words[a, b].append(kind.name)
+    for (a, b), path_class in topology.classes.items():
+        words[a, b].append(path_class.name)
     for (a, b), may in topology.peers.items():
         words[a, b].append(f"peer {may}")
     for node in topology.nodes:
@@ -91,9 +91,9 @@ def _summary(colours: Iterable[str]) -> str:
 def fingerprint(topology: Topology) -> str:
     """16 hexadecimal digits for what the devices are and how they are joined.
 
-    The order and the numbers of devices, NUMA nodes and NICs, PCI addresses, labels, speeds and what this process
-    may use do not count. Refining colours cannot tell a ring of eight from two of four, as every device sees two
-    neighbours; it is done once for every device that looks different, with that device marked, and then it can.
+    The order and the numbers of devices, NUMA nodes and NICs, PCI addresses, labels, speeds and what this
+    process may use do not count. Refining colours cannot tell a ring of eight from two of four, where every
+    device sees two neighbours; it is done again for every device, with that device marked, and then it can.
     """
     edges = _edges(topology)
     plain = _refine(_labels(topology), edges)

@@ -106,8 +106,8 @@ class Link:
     Attributes:
         source, target: names of nodes.
         kind: what it is made of.
-        count: links in the bundle, PCIe lanes apart; None if unknown; 0 if the system lists the pair, but routes
-            what they send each other through other devices (xGMI), or the links are down.
+        count: links in the bundle, PCIe lanes apart; None if unknown; 0 if the system lists the pair, but
+            what they send each other goes through other devices (xGMI), or the links are down.
         generation: of NVLink or PCIe; None if unknown.
         width: PCIe lanes; None if unknown.
         gbps: usable GB/s (1e9 bytes) of the whole bundle in this direction; None if unknown.

@@ -1,8 +1,9 @@
-"""What looks broken in a machine: found by comparing devices with their peers, and links with their way back."""
+"""What looks broken in a machine: devices beside their peers, links beside their way back."""
 
 from __future__ import annotations
 
 import enum
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -42,8 +43,23 @@ def findings(topology: Topology) -> list[Finding]:
     """Everything that looks broken, the worst first; empty if nothing does."""
     checks = (_own_gpu, _one_way, _addresses, _lost_links, _inactive, _no_weights, _partitions, _pcie)
     found = [finding for check in checks for finding in check(topology)]
-    found += [Finding(Severity.NOTE, "remark", remark) for remark in topology.remarks]
+    found += [_remark(remark) for remark in topology.remarks if not _all_up(remark)]
     return sorted(found, key=lambda finding: list(Severity).index(finding.severity))
+
+
+_NVLINKS = re.compile(r"(gpu\d+): (\d+) of (\d+) NVLinks up")  # what nvidia-smi nvlink -s is remarked for
+
+
+def _all_up(remark: str) -> bool:
+    match = _NVLINKS.match(remark)
+    return match is not None and match[2] == match[3]
+
+
+def _remark(remark: str) -> Finding:
+    match = _NVLINKS.match(remark)
+    if match:
+        return Finding(Severity.WARNING, "inactive", remark, (match[1],))
+    return Finding(Severity.NOTE, "remark", remark)
 
 
 def _usual(values: Mapping[str, _K]) -> _K | None:
@@ -109,7 +125,7 @@ def _addresses(topology: Topology) -> Iterable[Finding]:
             yield Finding(
                 Severity.ERROR,
                 "same-address",
-                f"{', '.join(names)} have one PCI address, {bus}: they may be one device, listed more than once",
+                f"{', '.join(names)} have one PCI address, {bus}: perhaps one device, listed twice",
                 tuple(names),
             )
 
@@ -229,13 +245,13 @@ def _pcie(topology: Topology) -> Iterable[Finding]:
             usual = _usual({name: way[index] for name, way in ways.items()})
             for name, way in ways.items():
                 value = way[index]
-                # Where the width or the generation is told, the speed that follows from them says nothing new.
+                # Where width and generation are told, the speed that follows from them says nothing new.
                 repeated = index == 2 and None not in way[:2]
                 if usual is not None and value is not None and value < usual and not repeated:
                     yield Finding(
                         Severity.WARNING,
                         "pcie",
-                        f"{name} is on PCIe with {word} {value:g}, its peers with {usual:g}: look at its slot, riser "
-                        "and power state",
+                        f"{name} is on PCIe with {word} {value:g}, its peers with {usual:g}: look at its "
+                        "slot, riser and power state",
                         (name,),
                     )

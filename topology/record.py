@@ -1,21 +1,21 @@
 """A machine as JSON: everything that was read, to be read again where that machine is not.
 
 What identifies one machine among others stays out: serial numbers, UUIDs, GUIDs, host names, paths. Hives and
-fabric cliques, whose ids are as good as serial numbers, are counted. A recording says its version; one of a newer
-version is refused.
+fabric cliques, whose ids are as good as serial numbers, are counted. A recording says its version; one of
+another is refused.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
+from collectives.topology.checked import Checked
 from collectives.topology.graph import (
     Host,
     Link,
@@ -31,7 +31,6 @@ from collectives.topology.graph import (
 FORMAT = "collectives-topology"
 VERSION = 1
 
-_T = TypeVar("_T")
 _IDENTITY = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"  # UUIDs
     r"|(?:[0-9a-f]{4}:){3}[0-9a-f]{4}|(?:[0-9a-f]{2}:){5,7}[0-9a-f]{2}"  # GUIDs and MAC addresses
@@ -108,79 +107,13 @@ def to_json(topology: Topology) -> dict[str, Any]:
     return data
 
 
-class _Reader:
-    """Takes values out of JSON, and says where one is not what it has to be."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-
-    def fault(self, where: str, expected: str) -> TopologyError:
-        return TopologyError(f"{where}: expected {expected}", self.source)
-
-    def items(self, value: object, where: str) -> Sequence[Any]:
-        if not isinstance(value, list):
-            raise self.fault(where, "a list")
-        return value
-
-    def table(self, value: object, where: str) -> Mapping[str, Any]:
-        if not isinstance(value, dict):
-            raise self.fault(where, "an object")
-        return value
-
-    def text(self, value: object, where: str) -> str:
-        if not isinstance(value, str):
-            raise self.fault(where, "a text")
-        return value
-
-    def whole(self, value: object, where: str) -> int:
-        if not isinstance(value, int) or isinstance(value, bool) or not -(1 << 62) < value < 1 << 62:
-            raise self.fault(where, "a whole number")
-        return value
-
-    def size(self, value: object, where: str) -> int:
-        if self.whole(value, where) < 0:
-            raise self.fault(where, "0 or more")
-        return self.whole(value, where)
-
-    def amount(self, value: object, where: str) -> float:
-        if (
-            not isinstance(value, (int, float))
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-            or value < 0
-        ):
-            raise self.fault(where, "a number of 0 or more")
-        return float(value)
-
-    def flag(self, value: object, where: str) -> bool:
-        if not isinstance(value, bool):
-            raise self.fault(where, "true or false")
-        return value
-
-    def maybe(self, value: object, where: str, read: Callable[[object, str], _T]) -> _T | None:
-        return None if value is None else read(value, where)
-
-    def cores(self, value: object, where: str) -> tuple[int, ...]:
-        return tuple(self.size(core, where) for core in self.items(value, where))
-
-    def record(
-        self, value: object, where: str, known: Mapping[str, Callable[[object, str], Any]]
-    ) -> dict[str, Any]:
-        """An object's fields by their readers; None and absent fields are the reader's caller's default."""
-        data = self.table(value, where)
-        for key in data:
-            if key not in known:
-                raise self.fault(f"{where}.{key}", f"one of {', '.join(known)}")
-        return {key: self.maybe(data[key], f"{where}.{key}", known[key]) for key in data}
-
-
 def from_json(data: object, source: str = "") -> Topology:
     """The topology that :func:`to_json` has written.
 
     Raises:
         TopologyError: no recording, one of a newer version, or values that are not what they have to be.
     """
-    read = _Reader(source)
+    read = Checked(source)
     top = read.table(data, "the recording")
     if top.get("format") != FORMAT:
         raise read.fault("format", repr(FORMAT))
@@ -202,7 +135,7 @@ def from_json(data: object, source: str = "") -> Topology:
     return Topology(nodes, links, classes, source, remarks, host, peers)
 
 
-def _pairs(read: _Reader, value: object, where: str, names: set[str]) -> list[tuple[str, str, Any]]:
+def _pairs(read: Checked, value: object, where: str, names: set[str]) -> list[tuple[str, str, Any]]:
     found = []
     for entry in read.items(value, where):
         entry = read.items(entry, where)
@@ -216,7 +149,7 @@ def _pairs(read: _Reader, value: object, where: str, names: set[str]) -> list[tu
     return found
 
 
-def _kind(read: _Reader, kinds: Any) -> Callable[[object, str], Any]:
+def _kind(read: Checked, kinds: Any) -> Callable[[object, str], Any]:
     def reader(value: object, where: str) -> Any:
         if value not in [kind.value for kind in kinds]:
             raise read.fault(where, f"one of {', '.join(kind.value for kind in kinds)}")
@@ -225,7 +158,7 @@ def _kind(read: _Reader, kinds: Any) -> Callable[[object, str], Any]:
     return reader
 
 
-def _node(read: _Reader, value: object, where: str) -> Node:
+def _node(read: Checked, value: object, where: str) -> Node:
     words = ("name", "bus", "model", "arch", "label", "group", "parent")
     known = {
         **dict.fromkeys(words, read.text),
@@ -240,7 +173,7 @@ def _node(read: _Reader, value: object, where: str) -> Node:
     return Node(**found)
 
 
-def _link(read: _Reader, value: object, where: str) -> Link:
+def _link(read: Checked, value: object, where: str) -> Link:
     known = {
         "source": read.text,
         "target": read.text,
@@ -254,7 +187,7 @@ def _link(read: _Reader, value: object, where: str) -> Link:
     return Link(**found)
 
 
-def _host(read: _Reader, value: object) -> Host:
+def _host(read: Checked, value: object) -> Host:
     data = read.table(value, "host")
     numa = []
     for i, item in enumerate(read.items(data.get("numa", []), "host.numa")):

@@ -2,8 +2,8 @@
 
 The tools print what the kernel driver has put into its topology, so its rules explain the figures:
 
-* an xGMI link weighs 15 for each link on the way; 13 within a package that is split in several devices; 13 more
-  at each end that is such a part, so 41 = 13 + 15 + 13 is one link between parts of two packages;
+* xGMI weighs 15 for each link on the way; 13 within a package that is split in several devices; 13 more at
+  each end that is such a part, so 41 = 13 + 15 + 13 is one link between parts of two packages;
 * a pair's least bandwidth is that of one link, its greatest that of all links of the pair;
 * "hops" counts no links: 1 is xGMI on whatever way, 2 goes through the CPU of both, 3 through two CPUs.
 """

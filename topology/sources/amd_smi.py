@@ -1,4 +1,4 @@
-"""AMD SMI: ``amd-smi topology`` as text and in both shapes of its ``--json``, and the library of a live machine."""
+"""AMD SMI: ``amd-smi topology`` as text and in both shapes of ``--json``, and AMD's library."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from collectives.topology.graph import Node, NodeKind, Topology, TopologyError
 from collectives.topology.sources.amd_pairs import Pair, matrix, number, topology
+from collectives.topology.text_lines import clean
 
 _TITLE = re.compile(r"^([A-Z][A-Z -]*) TABLE:$")
 _TABLES = {
@@ -61,13 +62,13 @@ def _with(pair: Pair, field: str, text: str, source: str, line: int | None) -> P
     return replace(pair, weight=value) if field == "weight" else replace(pair, hops=value)
 
 
-def read_text(text: str, source: str = "") -> Topology:
+def read_text(text: str | bytes, source: str = "") -> Topology:
     """The topology that the text shows.
 
     Raises:
         TopologyError: no table of link types, tables that are cut or do not fit each other, or unknown words.
     """
-    lines = text.splitlines()
+    lines = clean(text, source)
     pairs: dict[tuple[int, int], Pair] = {}
     buses: list[str] = []
     seen: set[str] = set()

@@ -13,8 +13,8 @@ from collectives.topology.graph import Topology, TopologyError
 from collectives.topology.sources import amd_smi, kfd, linux, live, rocm_smi
 
 EXPECTED = (
-    "nvidia-smi topo -m, topo -p2p or nvlink -s; rocm-smi --showtopo or amd-smi topology, as text or JSON; the XML of "
-    "NCCL, RCCL or hwloc; a KFD topology joined to one text or as a folder; or a recording of this program"
+    "nvidia-smi topo -m, topo -p2p or nvlink -s; rocm-smi --showtopo or amd-smi topology, as text or JSON; "
+    "the XML of NCCL, RCCL or hwloc; a KFD topology as a folder or joined to one text; or a recording"
 )
 _LARGEST = 256 << 20  # far above any machine, far below what would hurt this one
 
@@ -56,9 +56,9 @@ def parse(content: bytes | str, source: str = "") -> Topology:
         TopologyError: it is none of the known kinds, or one that makes no sense.
     """
     try:
-        text = content.decode("utf-8-sig") if isinstance(content, bytes) else content
+        text = content if isinstance(content, str) else content.decode(_encoding(content))
     except UnicodeDecodeError as error:
-        raise TopologyError(f"no text in UTF-8: expected {EXPECTED}", source) from error
+        raise TopologyError(f"no text: expected {EXPECTED}", source) from error
     start = text.lstrip()[:1]
     if not start:
         raise TopologyError(f"empty: expected {EXPECTED}", source)
@@ -67,6 +67,10 @@ def parse(content: bytes | str, source: str = "") -> Topology:
     if start in "{[" and not re.match(r"\s*\[\w*\]?\d*;?\d*m", text):
         return _json(text, source)
     return _text(text, source)
+
+
+def _encoding(content: bytes) -> str:
+    return "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
 
 
 def _from(module: str, function: str) -> Callable[[str, str], Topology]:
@@ -113,7 +117,7 @@ def _json(text: str, source: str) -> Topology:
     elif isinstance(data, list):
         return amd_smi.read_json(data, source)
     raise TopologyError(
-        "JSON of an unknown shape: expected rocm-smi --showtopo --json, amd-smi topology --json or a recording",
+        "JSON of an unknown shape: expected rocm-smi --showtopo or amd-smi topology --json, or a recording",
         source,
     )
 
@@ -123,9 +127,9 @@ _TEXTS: tuple[tuple[str, Callable[[str, str], Topology]], ...] = (
     (r"^### \S*nodes/\d+/", kfd.read_text),
     (r"ROCm System Management Interface|^=+ .* between two GPUs =+", rocm_smi.read_text),
     (r"^(ACCESS|WEIGHT|HOPS|LINK TYPE|NUMA BW) TABLE:", amd_smi.read_text),
-    (r"^\s*Link \d+:", _from("nvidia_smi", "read_nvlink")),
-    (r"^\s*(OK|CNS|GNS|TNS|NS|U)\s*=\s", _from("nvidia_smi", "read_p2p")),
-    (r"GPU0", _from("nvidia_smi", "read_topo")),
+    (r"^\s*Link \d+:", _from("nvidia_smi_nvlink", "read")),
+    (r"^\s*(OK|CNS|GNS|TNS|NS|U)\s*=\s", _from("nvidia_smi_p2p", "read")),
+    (r"GPU0", _from("nvidia_smi", "read")),
 )
 
 

@@ -1,9 +1,9 @@
 """The topology that Linux's AMD compute driver (KFD) shows in sysfs, as a folder or joined to one text.
 
 ``nodes/N/properties`` describes one CPU or GPU, ``nodes/N/io_links/K/properties`` one way to a neighbour and
-``nodes/N/p2p_links/K/properties`` one that leads through other nodes. In the joined text each file follows a line
-``### /sys/class/kfd/kfd/topology/nodes/N/...``. A card that is split (CPX and the like) is several nodes: they
-share ``unique_id``, and the last digit of their PCI address counts them.
+``nodes/N/p2p_links/K/properties`` one that leads through other nodes. In the joined text each file follows a
+line ``### /sys/class/kfd/kfd/topology/nodes/N/...``. A card that is split (CPX and so on) is several nodes:
+they share ``unique_id``, and the last digit of their PCI address counts them.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def read(root: str | Path = ROOT, numa: Sequence[int] = ()) -> Topology:
 
     Args:
         root: the folder.
-        numa: the numbers of the host's NUMA nodes that have cores; the driver's CPUs are these in their order.
+        numa: the numbers of the host's NUMA nodes with cores, which are the driver's CPUs in their order.
             Where there are not as many, the driver's CPUs count from 0.
 
     Raises:
@@ -107,7 +107,7 @@ def read_text(text: str, source: str = "") -> Topology:
     """The topology in the files of such a folder joined to one text.
 
     Raises:
-        TopologyError: text before the first ``###`` line, a file twice, a file of no KFD topology, or truncated.
+        TopologyError: text before the first ``###`` line, a file twice or of no KFD topology, or truncated.
     """
     files: dict[str, _Text] = {}
     key, start, body = "", 0, list[str]()

@@ -1,4 +1,4 @@
-"""The CPUs of a Linux host from sysfs and procfs: packages, NUMA nodes, shared caches, and what this process may use."""
+"""The CPUs of a Linux host from sysfs and procfs: packages, NUMA nodes, caches, and what may be used."""
 
 from __future__ import annotations
 

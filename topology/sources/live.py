@@ -66,7 +66,7 @@ def detect(
     Args:
         sys, proc: where sysfs and procfs are: the machine's own, or recorded trees.
         nvml, amdsmi: modules to use in place of ``pynvml`` and ``amdsmi``.
-        libraries: whether to ask the makers' libraries; None asks them only of the machine's own file systems.
+        libraries: whether to ask the makers' libraries; None asks them only beside the machine's own trees.
 
     Raises:
         TopologyError: not even a CPU can be found.
@@ -117,7 +117,7 @@ def _named(devices: Topology, told: Topology | None) -> Topology:
     models = {node.bus: node.model for node in told.gpus if node.bus} if told else {}
 
     def named(node: Node) -> Node:
-        model = models.get(node.bus)
+        model = models.get(node.bus) if node.bus else None
         return replace(node, model=model) if node.kind == NodeKind.GPU and model else node
 
     return Topology(

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from collectives.topology.graph import Node, NodeKind, Topology, TopologyError
 from collectives.topology.sources.amd_pairs import Pair, matrix, number, topology
+from collectives.topology.text_lines import clean
 
 _TITLE = re.compile(r"^=+ ?(.*?) ?=+$")
 _TABLES = {
@@ -47,13 +48,13 @@ def _numa_number(text: str, source: str, line: int | None) -> int | None:
     return None if text == "-1" else number(text, source, line)
 
 
-def read_text(text: str, source: str = "") -> Topology:
+def read_text(text: str | bytes, source: str = "") -> Topology:
     """The topology that the text shows.
 
     Raises:
         TopologyError: truncated, no table of link types, tables that do not fit each other, or unknown words.
     """
-    lines = text.splitlines()
+    lines = clean(text, source)
     titles = [match[1] for line in lines if (match := _TITLE.match(line.strip()))]
     if any(_BEGIN in title for title in titles) and not any(_END in title for title in titles):
         raise TopologyError(f"truncated: expected a line with {_END!r} at the end", source, len(lines))
