@@ -1,4 +1,4 @@
-"""Files of every kind are recognised by what is in them; what is none of them is refused with what was expected."""
+"""Files of every kind are recognised by what is in them; others are refused with what was expected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ AMD_JSON = [
     for a in (0, 1)
 ]
 TOPO = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV4\t0-7\nGPU1\tNV4\t X \t0-7\n"
-NVLINK = "GPU 0: NVIDIA GeForce RTX 3090 (UUID: GPU-0)\n\t Link 0: 14.062 GB/s\nGPU 1: NVIDIA GeForce RTX 3090\n\t Link 0: 14.062 GB/s\n"
+NVLINK = "".join(f"GPU {i}: NVIDIA GeForce RTX 3090 (UUID: GPU-0)\n\t Link 0: 14.062 GB/s\n" for i in (0, 1))
 P2P = " \tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n\nLegend:\n\n  X    = Self\n  OK   = Status Ok\n"
 NCCL = """<?xml version="1.0"?>
 <!-- <graphs> are something else -->

@@ -69,7 +69,7 @@ def xgmi_link(
         # Parts of one package: no xGMI cable, and only the driver knows how wide their way is.
         gbps = most / 1000 if most else None
     else:
-        gbps = None if count is None or single is None else count * single
+        gbps = count * single if count and single else None
     return Link(source.name, target.name, LinkKind.XGMI, count, gbps=gbps, weight=weight)
 
 

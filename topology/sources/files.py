@@ -64,7 +64,7 @@ def parse(content: bytes | str, source: str = "") -> Topology:
         raise TopologyError(f"empty: expected {EXPECTED}", source)
     if start == "<":
         return _xml(text, source)
-    if start in "{[" and not re.match(r"\s*\[\w*\]?\d*;?\d*m", text):
+    if start in "{[" and not re.match(r"\s*\[\d{1,2}m", text):  # what a paste leaves of a terminal's colours
         return _json(text, source)
     return _text(text, source)
 

@@ -10,7 +10,6 @@ from collectives.topology.graph import Node, NodeKind, Topology, TopologyError
 from collectives.topology.sources.amd_pairs import Pair, matrix, number, topology
 from collectives.topology.text_lines import clean
 
-_TITLE = re.compile(r"^=+ ?(.*?) ?=+$")
 _TABLES = {
     "weight between two gpus": "weight",
     "hops between two gpus": "hops",
@@ -24,6 +23,12 @@ _PAIR = re.compile(
 )
 _FIELDS = {"Weight": "weight", "Hops": "hops", "Link type": "kind", "Link accessibility": "enabled"}
 _BEGIN, _END = "ROCm System Management Interface", "End of ROCm SMI Log"
+
+
+def _title(line: str) -> str | None:
+    """The words between the signs of equality that fill a line; None if it is no such line."""
+    plain = line.strip()
+    return plain.strip("=").strip() if plain.startswith("=") and plain.endswith("=") else None
 
 
 def _with(pair: Pair, field: str, text: str, source: str, line: int | None) -> Pair:
@@ -55,8 +60,8 @@ def read_text(text: str | bytes, source: str = "") -> Topology:
         TopologyError: truncated, no table of link types, tables that do not fit each other, or unknown words.
     """
     lines = clean(text, source)
-    titles = [match[1] for line in lines if (match := _TITLE.match(line.strip()))]
-    if any(_BEGIN in title for title in titles) and not any(_END in title for title in titles):
+    titles = [title for title in map(_title, lines) if title]
+    if _BEGIN in titles and _END not in titles:
         raise TopologyError(f"truncated: expected a line with {_END!r} at the end", source, len(lines))
     pairs: dict[tuple[int, int], Pair] = {}
     numbers: list[int] = []
@@ -66,11 +71,11 @@ def read_text(text: str | bytes, source: str = "") -> Topology:
     while at < len(lines):
         line, here = lines[at].strip(), at
         at += 1
-        title = _TITLE.match(line)
-        field = _TABLES.get(title[1].lower()) if title else None
+        title = _title(line) or ""
+        field = _TABLES.get(title.lower())
         if field:
             if field in seen:
-                raise TopologyError(f"a second table {title[1] if title else ''!r}", source, at)
+                raise TopologyError(f"a second table {title!r}", source, at)
             seen.add(field)
             names, rows, at = matrix(lines, at, source)
             of = [int(match[1]) if (match := _GPU.match(name)) else -1 for name in names]
