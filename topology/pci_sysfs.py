@@ -2,7 +2,7 @@
 
 The root of the file system is a parameter, so a recorded tree does as well. PCIe speeds are the largest that
 both ends of a link can do, as idle devices slow their links down. Ports are merged to whole switches: of a
-root port and the pairs of ports below it, each upstream port stands for its switch, the root port for the CPU.
+root port and the pairs of ports below it, each upstream port stands for its switch, the root for the CPU.
 """
 
 from __future__ import annotations
