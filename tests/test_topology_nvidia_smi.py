@@ -138,10 +138,16 @@ def test_forms(name: str, change) -> None:
 
 
 def test_glued_and_missing_cells() -> None:
-    glued = "        GPU0    GPU1CPU Affinity    NUMA Affinity\nGPU0XPHB0-3,8    0\nGPU1PHB X                           1\n"
+    glued = (
+        "        GPU0    GPU1CPU Affinity    NUMA Affinity\n"
+        "GPU0XPHB0-3,8    0\n"
+        "GPU1PHB X                           1\n"
+    )
     machine = nvidia_smi.read(glued)
     assert [gpu.numa for gpu in machine.gpus] == [0, 1] and machine.host is not None
     assert [node.cores for node in machine.host.numa] == [(0, 1, 2, 3, 8), ()]
+    short = nvidia_smi.read(NVSWITCH.replace("\t\tN/A", ""))
+    assert [gpu.numa for gpu in short.gpus] == [0] * 4 + [1] * 4
     unknown = nvidia_smi.read("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t0\t0-1\n")
     assert unknown.gpus[0].numa is None
     none = nvidia_smi.read("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \tN/A\tN/A\n")
@@ -154,7 +160,8 @@ def test_glued_and_missing_cells() -> None:
         ("", None, "expected what nvidia-smi topo -m prints"),
         ("hello\nworld", None, "GPU0"),
         (b"\xff\x00\xfe", None, "not text"),
-        (NVSWITCH[:300], None, "expected"),  # cut off
+        (NVSWITCH[:300], 1, "no row for GPU5, GPU6, GPU7"),
+        ("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t0", 2, "which columns"),
         (PAIRS.replace("PXB", "PBX", 1), 4, '"PBX" in the row of GPU2 under NIC0'),
         (PAIRS.replace("GPU3\tSYS", "GPU4\tSYS", 1), 1, "no row for GPU3"),
         (PAIRS.replace("GPU1\tNV4", "GPU0\tNV4", 1), 3, "a second row for GPU0"),
