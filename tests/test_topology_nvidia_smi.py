@@ -160,7 +160,7 @@ def test_glued_and_missing_cells() -> None:
         ("", None, "expected what nvidia-smi topo -m prints"),
         ("hello\nworld", None, "GPU0"),
         (b"\xff\x00\xfe", None, "not text"),
-        (NVSWITCH[:300], 1, "no row for GPU5, GPU6, GPU7"),
+        (NVSWITCH[:300], 1, "no row for GPU4, GPU5, GPU6, GPU7"),
         ("\tGPU0\tCPU Affinity\tNUMA Affinity\nGPU0\t X \t\t0", 2, "which columns"),
         (PAIRS.replace("PXB", "PBX", 1), 4, '"PBX" in the row of GPU2 under NIC0'),
         (PAIRS.replace("GPU3\tSYS", "GPU4\tSYS", 1), 1, "no row for GPU3"),

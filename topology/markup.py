@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.sax
 import xml.sax.handler
 import xml.sax.xmlreader
@@ -55,10 +56,11 @@ class Element:
     def integer(self, name: str) -> int | None:
         """An attribute that is a whole number (or 0x and hexadecimal digits); None if it is absent."""
         value = self.get(name)
-        try:
-            return None if value is None else int(value, 16 if value.lower().startswith("0x") else 10)
-        except ValueError:
-            raise self.fail(f'<{self.tag}> has {name}="{value}", where a whole number is expected') from None
+        if value is None:
+            return None
+        if not re.fullmatch(r"-?\d{1,18}|0x[0-9a-f]{1,15}", value.lower(), re.ASCII):
+            raise self.fail(f'<{self.tag}> has {name}="{value[:60]}", where a whole number is expected')
+        return int(value, 16 if value.lower().startswith("0x") else 10)
 
     def need_integer(self, name: str) -> int:
         """An attribute that must be there and a whole number."""

@@ -104,7 +104,7 @@ def _matrix(lines: list[str], start: int, source: str) -> _Matrix:
     names: list[str] = []
     for word in words:
         names += re.findall(r"GPU\d+|NIC\d+", word, re.ASCII) if _GLUED.fullmatch(word) else [word]
-    if len(set(names)) != len(names):
+    if len(set(names)) != len(names) or len({title[0] for title in titles}) != len(titles):
         raise TopologyError("a column name stands twice", source, start + 1)
     for title in names:
         if title.startswith("GPU") and not re.fullmatch(r"GPU(0|[1-9]\d{0,4})", title, re.ASCII):
