@@ -103,7 +103,10 @@ class _Reader:
         ends |= {id(card.element): f"nvswitch{index}" for index, card in enumerate(switches)}
         self.sockets()
         self.fast_links(ends, {node.name: node.arch for node in nodes})
-        return Topology(nodes, self.links, source=self.source, host=self.host())
+        remarks = []
+        if switches and not any(link.source[:3] == link.target[:3] == "nvs" for link in self.links):
+            remarks.append("hwloc tells no links between switches; GPUs that only those join look apart")
+        return Topology(nodes, self.links, source=self.source, remarks=remarks, host=self.host())
 
     def cards(self, element: Element, bridges: list[Element], numa: int | None, found: list[_Card]) -> None:
         """Collects PCI devices below an object."""
