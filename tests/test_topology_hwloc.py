@@ -262,7 +262,7 @@ def test_wires() -> None:
             "refused",
         ),
         (ONE.replace("<info", "&x;<info", 1), "refused"),
-        (NONE.replace('"NUMANode" os_index="1"', '"NUMANode" os_index="0"'), "numa0"),
+        (NONE.replace(LATENCY, "").replace('"NUMANode" os_index="1"', '"NUMANode" os_index="0"'), "numa0"),
     ],
 )
 def test_refused(text: str, message: str) -> None:
