@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from collectives.topology import bit_sets
 from collectives.topology.markup import Element
 
 MAX_OBJECTS = 4096
@@ -29,19 +30,15 @@ class Distances:
 
 
 def bits(element: Element, name: str) -> int | None:
-    """A set in an attribute: words of 32 bits in hexadecimal, the highest first; None if it is absent.
+    """A set in an attribute; None if it is absent.
 
     Raises:
-        TopologyError: it is not written so, or infinite.
+        TopologyError: it is no set, or an infinite one.
     """
     text = element.get(name)
-    if text is None:
-        return None
-    if len(text) > 16384 or not re.fullmatch(r"(0x[0-9a-fA-F]{1,8})?(,(0x[0-9a-fA-F]{1,8})?)*", text):
+    value = None if text is None else bit_sets.parse(text)
+    if text is not None and value is None:
         raise element.fail(f'{name}="{text[:60]}" is not a set such as 0x000000ff,0xffffffff')
-    value = 0
-    for word in text.split(","):
-        value = value << 32 | int(word or "0", 16)
     return value
 
 

@@ -12,8 +12,8 @@ import itertools
 import re
 from dataclasses import dataclass
 
+from collectives.topology import bit_sets, markup, pci_address
 from collectives.topology import links as speeds
-from collectives.topology import markup, pci_address
 from collectives.topology.graph import Host, Link, LinkKind, Node, NodeKind, Numa, Topology
 from collectives.topology.markup import Element
 from collectives.topology.sources.hwloc_distances import Distances, bits, matrices
@@ -275,8 +275,7 @@ class _Reader:
         told = self.latencies()
 
         def cores(mask: int | None, within: int | None = None) -> tuple[int, ...]:
-            mask = (mask or 0) & (-1 if within is None else within)
-            return tuple(core for core in range(mask.bit_length()) if mask >> core & 1)
+            return bit_sets.members((mask or 0) & (-1 if within is None else within))
 
         numa = []
         for element, number in zip(self.numa, self.numbers, strict=True):
