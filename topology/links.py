@@ -68,7 +68,8 @@ PCIE_RATES: dict[int, float] = {1: 2.5, 2: 5.0, 3: 8.0, 4: 16.0, 5: 32.0, 6: 64.
 PCIE_PER_GT = Figure(
     12.0 / (16 * 8.0),
     "NCCL topo.h: 12 GB/s for generation 3 with 16 lanes, 76 % of the wire's 15.75; NCCL takes the other "
-    "generations and widths in proportion to GT/s and lanes (24 and 48 for generations 4 and 5); so do we",
+    "generations and widths in proportion to GT/s and lanes (24 and 48 for generations 4 and 5), but a fifth "
+    "less for generations 1 and 2, which send 10 bits for each 8; so do we",
 )
 """Usable GB/s of one lane for each GT/s."""
 
@@ -131,7 +132,9 @@ def pcie_generation(gigatransfers: float | None) -> int | None:
 def pcie_gbps(generation: int | None, width: int | None) -> float | None:
     """Usable GB/s of a PCIe link of so many lanes in one direction; None if unknown."""
     rate = PCIE_RATES.get(generation or 0)
-    return None if rate is None or not width else PCIE_PER_GT.gbps * rate * width
+    if rate is None or generation is None or not width:
+        return None
+    return PCIE_PER_GT.gbps * rate * width * (0.8 if generation < 3 else 1.0)
 
 
 def socket_gbps(vendor: str | None, family: int | None, model: int | None) -> float | None:

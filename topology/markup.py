@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import xml.sax
 import xml.sax.handler
 import xml.sax.xmlreader
@@ -55,10 +56,11 @@ class Element:
     def integer(self, name: str) -> int | None:
         """An attribute that is a whole number (or 0x and hexadecimal digits); None if it is absent."""
         value = self.get(name)
-        try:
-            return None if value is None else int(value, 16 if value.lower().startswith("0x") else 10)
-        except ValueError:
-            raise self.fail(f'<{self.tag}> has {name}="{value}", where a whole number is expected') from None
+        if value is None:
+            return None
+        if not re.fullmatch(r"-?\d{1,18}|0x[0-9a-f]{1,15}", value.lower(), re.ASCII):
+            raise self.fail(f'<{self.tag}> has {name}="{value[:60]}", where a whole number is expected')
+        return int(value, 16 if value.lower().startswith("0x") else 10)
 
     def need_integer(self, name: str) -> int:
         """An attribute that must be there and a whole number."""
@@ -103,6 +105,10 @@ class _Builder(xml.sax.handler.ContentHandler):
     def endElement(self, name: str) -> None:  # noqa: N802
         self.open.pop()
 
+    def skippedEntity(self, name: str) -> None:  # noqa: N802
+        line = self.locator.getLineNumber() if self.locator else None
+        raise TopologyError(f"the entity {name}: entities are refused", self.source, line)
+
     def characters(self, content: str) -> None:
         if self.open:
             self.open[-1].text += content
@@ -114,7 +120,9 @@ def parse(text: str | bytes, source: str = "", doctype: bool = False) -> Element
     Args:
         text: the whole file.
         source: its name, for errors.
-        doctype: whether a document type may be named; it is not fetched, and may not declare entities.
+        doctype: whether a document type may be named; it is not fetched, and may not declare entities. (A
+            name alone counts as an external reference, so these are not forbidden then; the parser leaves the
+            file's alone, and no entity can be declared that would be another.)
 
     Raises:
         TopologyError: it is not well-formed, is too deep, or has entities, document types or references to
@@ -123,7 +131,7 @@ def parse(text: str | bytes, source: str = "", doctype: bool = False) -> Element
     builder = _Builder(source)
     try:
         data = text.encode() if isinstance(text, str) else text
-        defusedxml.sax.parseString(data, builder, forbid_dtd=not doctype)
+        defusedxml.sax.parseString(data, builder, forbid_dtd=not doctype, forbid_external=not doctype)
     except TopologyError:
         raise
     except defusedxml.DefusedXmlException as error:

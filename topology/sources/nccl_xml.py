@@ -12,8 +12,8 @@ import itertools
 import re
 from collections.abc import Iterator
 
+from collectives.topology import bit_sets, markup, pci_address
 from collectives.topology import links as speeds
-from collectives.topology import markup, pci_address
 from collectives.topology.graph import (
     Host,
     Link,
@@ -133,14 +133,11 @@ class _Reader:
             )
 
     def mask(self, cpu: Element) -> tuple[int, ...]:
-        """The cores in ``affinity``: words of 32 bits in hexadecimal, the highest first."""
-        text = (cpu.get("affinity") or "").replace(" ", "")
-        if not re.fullmatch(r"[0-9a-fA-F,]{0,4096}", text):
-            raise cpu.fail(f'affinity="{text}" is not a mask in hexadecimal')
-        bits = 0
-        for word in text.split(","):
-            bits = bits << 32 | int(word or "0", 16)
-        return tuple(core for core in range(bits.bit_length()) if bits >> core & 1)
+        """The cores in ``affinity``."""
+        bits = bit_sets.parse(cpu.get("affinity") or "")
+        if bits is None:
+            raise cpu.fail(f'affinity="{(cpu.get("affinity") or "")[:60]}" is not a mask in hexadecimal')
+        return bit_sets.members(bits)
 
     def sockets(self, root: Element) -> None:
         """NUMA nodes of one host reach each other; how fast depends on the CPU."""

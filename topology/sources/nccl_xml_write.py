@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 
+from collectives.topology import bit_sets, pci_address
 from collectives.topology import links as speeds
-from collectives.topology import pci_address
 from collectives.topology.graph import Host, Link, LinkKind, Node, NodeKind, Topology, TopologyError
 from collectives.topology.sources.nccl_xml import SWITCH_CLASS
 
@@ -42,13 +42,6 @@ def _class(gpu: Node) -> str:
     return AMD_GPU if _amd(gpu) else NVIDIA_GPU
 
 
-def _mask(cores: tuple[int, ...]) -> str:
-    """Cores as words of 32 bits in hexadecimal, the highest first."""
-    bits = sum(1 << core for core in cores)
-    words = max(1, -(-bits.bit_length() // 32))
-    return ",".join(f"{bits >> 32 * word & 0xFFFFFFFF:08x}" for word in reversed(range(words)))
-
-
 class _Writer:
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -76,7 +69,7 @@ class _Writer:
         cpu = ET.SubElement(self.root, "cpu", numaid=str(-1 if number is None else number))
         cores = next((node.all_cores or node.cores for node in host.numa if node.number == number), ())
         if cores:
-            cpu.set("affinity", _mask(cores))
+            cpu.set("affinity", bit_sets.text(cores))
         for name, pattern in (
             ("arch", r"\b(x86_64|arm64|ppc64)\b"),
             ("vendor", r"\b(GenuineIntel|AuthenticAMD)\b"),

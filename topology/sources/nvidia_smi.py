@@ -104,7 +104,7 @@ def _matrix(lines: list[str], start: int, source: str) -> _Matrix:
     names: list[str] = []
     for word in words:
         names += re.findall(r"GPU\d+|NIC\d+", word, re.ASCII) if _GLUED.fullmatch(word) else [word]
-    if len(set(names)) != len(names):
+    if len(set(names)) != len(names) or len({title[0] for title in titles}) != len(titles):
         raise TopologyError("a column name stands twice", source, start + 1)
     for title in names:
         if title.startswith("GPU") and not re.fullmatch(r"GPU(0|[1-9]\d{0,4})", title, re.ASCII):
@@ -154,16 +154,16 @@ def _row(
     values = list(re.finditer(r"\S+", line[at:]))
     if len(values) > len(titles) or (values and not name.startswith("GPU") and values[0][0] != "N/A"):
         raise TopologyError(f'"{line[at:].strip()}" after the cells of {name}', source, number)
+    # Where a column is empty, positions tell which one: the nearest titles in order.
+    sets = sorted(
+        (sum(abs(title.start() - at - value.start()) for title, value in zip(chosen, values, strict=True)), i)
+        for i, chosen in enumerate(itertools.combinations(titles, len(values)))
+    )
+    if len(sets) > 1 and sets[0][0] == sets[1][0]:
+        raise TopologyError(f'which columns "{line[at:].strip()}" stands in is unclear', source, number)
+    chosen = list(itertools.combinations(titles, len(values)))[sets[0][1]]
     tail: dict[str, str] = {}
-    for index, value in enumerate(values):
-        title = titles[index]
-        if len(values) < len(titles):  # a column is empty: which one, the position tells
-            place = at + value.start()
-            title = min(titles, key=lambda column: abs(column.start() - place))
-        if title[0] in tail:
-            raise TopologyError(
-                f"which columns {tail[title[0]]} and {value[0]} are in is unclear", source, number
-            )
+    for title, value in zip(chosen, values, strict=True):
         if not re.fullmatch(r"N/A|\d+(-\d+)?(,\d+(-\d+)?)*", value[0], re.ASCII) or any(
             len(part) > 5 or int(part) >= MAX_CORES for part in re.findall(r"\d+", value[0])
         ):
