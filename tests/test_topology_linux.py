@@ -197,7 +197,7 @@ def test_nvml_goes_first_and_may_be_absent(tmp_path: Path, monkeypatch: pytest.M
     machines.written(machines.mi210_4(), Path(sys) / "class/kfd/kfd/topology")
     module = ModuleType("nvml")
     gpus = [Node(f"gpu{i}", NodeKind.GPU, numa=1) for i in range(2)]
-    module.read = lambda _: Topology(gpus, source="NVML")  # type: ignore[attr-defined]
+    module.read = lambda _, sys: Topology(gpus, source="NVML")  # type: ignore[attr-defined]
     monkeypatch.setitem(__import__("sys").modules, "collectives.topology.sources.nvml", module)
     found = detect(sys, proc, nvml=object())
     assert found.used == ("NVML", "Linux") and len(found.topology.gpus) == 2

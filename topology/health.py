@@ -48,6 +48,7 @@ def findings(topology: Topology) -> list[Finding]:
 
 
 _NVLINKS = re.compile(r"(gpu\d+): (\d+) of (\d+) NVLinks up")  # what nvidia-smi nvlink -s is remarked for
+_ITSELF = re.compile(r"(gpu\d+) is said to be joined by \d+ links to itself")  # and NCCL's XML
 
 
 def _all_up(remark: str) -> bool:
@@ -59,6 +60,9 @@ def _remark(remark: str) -> Finding:
     match = _NVLINKS.match(remark)
     if match:
         return Finding(Severity.WARNING, "inactive", remark, (match[1],))
+    match = _ITSELF.search(remark)
+    if match:
+        return Finding(Severity.ERROR, "own-gpu", remark, (match[1],))
     return Finding(Severity.NOTE, "remark", remark)
 
 

@@ -89,7 +89,7 @@ def detect(
 
     host = linux.read(sys, proc)
     numbers = [node.number for node in host.host.numa if node.all_cores] if host.host else []
-    devices = attempt("NVML", lambda: _nvml(nvml)) if own or nvml else None
+    devices = attempt("NVML", lambda: _nvml(nvml, sys)) if own or nvml else None
     if devices is None:
         devices = attempt("KFD", lambda: kfd.read(f"{sys}/class/kfd/kfd/topology", numbers))
         if own or amdsmi:
@@ -103,10 +103,10 @@ def detect(
     return Detected(whole, tuple(used), refused)
 
 
-def _nvml(module: Any) -> Topology:
+def _nvml(module: Any, sys: str) -> Topology:
     try:
         source = importlib.import_module("collectives.topology.sources.nvml")
-        found: Topology = source.read(module) if module is not None else source.read()
+        found: Topology = source.read(module, sys=str(sys))
     except ImportError as error:
         raise TopologyError(f"it cannot be used: {error}", "NVML") from error
     return found
