@@ -40,7 +40,7 @@ TEXT = (
     + table("HOPS", HOPS)
     + table("LINK TYPE", KINDS)
     + table("NUMA BW", BANDWIDTHS)
-    + table("CACHE COHERANCY", (("SELF", "NC", "N/A"),) * 3)
+    + table("DMA", (("SELF", "T", "N/A"),) * 3)
     + "\nLegend:\n  SELF = Current GPU\n  N/A = Not supported\n"
 )
 NEW: list[dict[str, Any]] = [

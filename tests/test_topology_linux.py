@@ -192,6 +192,35 @@ def test_amd_smi_completes_kfd_and_stands_in_for_it(tmp_path: Path) -> None:
     assert paths.fully_connected(found.topology)
 
 
+def test_switches_and_nics_come_from_pci(tmp_path: Path) -> None:
+    """Root port, switch (a port up, two down), a GPU under one and a NIC under the other."""
+    sys, proc = tree(tmp_path)
+    machines.written(machines.kfd([0, 1], machines.mesh(2), cpus=2), Path(sys) / "class/kfd/kfd/topology")
+    up = "pci0000:00/0000:00:01.0/0000:0e:00.0"
+    for place in (f"{up}/0000:0f:00.0/0000:10:00.0", f"{up}/0000:0f:01.0/0000:20:00.0"):
+        folder = Path(sys, "devices", place)
+        machines.written(dict.fromkeys(("numa_node",), "0") | {"max_link_width": "16"}, folder)
+        (folder / "max_link_speed").write_text("32.0 GT/s PCIe")
+        for part in (folder, *folder.parents[:3]):
+            link = Path(sys, "bus/pci/devices", part.name)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                link.symlink_to(part)
+    card = Path(sys, "class/infiniband/mlx5_0")
+    machines.written({"ports/1/rate": "400 Gb/sec (4X NDR)"}, card)
+    (card / "device").symlink_to(Path(sys, "bus/pci/devices/0000:20:00.0"))
+    found = detect(sys, proc).topology
+    (nic,) = found.nics
+    assert (nic.label, nic.gbps, nic.numa) == ("mlx5_0", 50.0, 0)
+    assert paths.path(found, "gpu0", "nic0").kind == PathClass.PIX
+    assert paths.path(found, "gpu1", "nic0").kind == PathClass.SYS
+    assert found.links_between("gpu0", "numa0") == ()  # the switch is between
+    assert (
+        found.links_between("gpu1", "numa1")[0].gbps == 48.0
+    )  # what PCI does not show stays as the driver tells
+    assert paths.fully_connected(found)
+
+
 def test_nvml_goes_first_and_may_be_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sys, proc = tree(tmp_path)
     machines.written(machines.mi210_4(), Path(sys) / "class/kfd/kfd/topology")

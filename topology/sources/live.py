@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from collectives.topology import cpu
-from collectives.topology.graph import LinkKind, Node, NodeKind, Topology, TopologyError
+from collectives.topology import cpu, pci_sysfs
+from collectives.topology.graph import Link, LinkKind, Node, NodeKind, Topology, TopologyError
 from collectives.topology.sources import amd_smi, kfd, linux
 
 
@@ -47,6 +48,35 @@ def join(devices: Topology, host: Topology) -> Topology:
         devices.source,
         [*devices.remarks, *host.remarks],
         host.host,
+        devices.peers,
+    )
+
+
+def placed(devices: Topology, sys: str) -> Topology:
+    """Devices with the PCI tree above them and the host's network cards, as far as sysfs shows them.
+
+    What joins a device to a NUMA node gives way to the tree, which knows the switches between.
+    """
+    nics = pci_sysfs.nics(sys) if not devices.nics else []
+    places = [(node.parent or node.bus or "", node.name) for node in (*devices.gpus, *devices.nics, *nics)]
+    shown = [(bus, name) for bus, name in places if bus and Path(sys, "bus/pci/devices", bus).exists()]
+    nodes, links = pci_sysfs.tree(shown, sys)
+    ways = [link for link in links if link.kind == LinkKind.PCIE]
+    ends = {link.source for link in ways} & {name for _, name in shown}
+    numa = {node.name for node in (*devices.nodes, *nodes) if node.kind == NodeKind.NUMA}
+    known = {node.name for node in devices.nodes}
+
+    def replaced(link: Link) -> bool:
+        pair = {link.source, link.target}
+        return link.kind == LinkKind.PCIE and bool(pair & ends) and bool(pair & numa)
+
+    return Topology(
+        [*devices.nodes, *nics, *(node for node in nodes if node.name not in known)],
+        [*(link for link in devices.links if not replaced(link)), *ways],
+        devices.classes,
+        devices.source,
+        devices.remarks,
+        devices.host,
         devices.peers,
     )
 
@@ -95,6 +125,7 @@ def detect(
         if own or amdsmi:
             told = attempt("AMD SMI", lambda: amd_smi.read(amdsmi))
             devices = told if devices is None else _named(devices, told)
+        devices = placed(devices, str(sys)) if devices else None
     used.append("Linux")
     found = join(devices, host) if devices else host
     whole = Topology(
