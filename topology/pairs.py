@@ -7,9 +7,9 @@ same description plan the same. Pairs are symmetric: what one direction has less
 How pairs are ranked, best first:
 
 1. by usable GB/s, where it is known of every pair; the better path class decides between equals;
-2. else by path class (fast links, PIX, PXB, PHB, NODE, SYS, unknown). Within a class by GB/s where it is known
-   of all pairs of that class, else by the number of links; an unknown number counts as one link, for a link
-   that is there has at least that.
+2. else by path class (fast links, PIX, PXB, PHB, NODE, SYS, unknown). Within a class by GB/s where it is
+   known of all pairs of that class, else by the number of links; an unknown number counts as one link, for a
+   link that is there has at least that.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ class Pairs:
     def ports(self) -> list[tuple[int, float | None] | None]:
         """Links and GB/s that a device shares among all its fast pairs; None where each pair has its own.
 
-        A device behind NVSwitches shares its links to them. A source that knows no switches gives all links of
-        the device to every pair; that is seen by their sum, which is more than such a device has, and then
-        the best pair's links are all there is. Partitions of one card, which share its links, are seen so too.
+        A device behind NVSwitches shares its links to them. A source that knows no switches gives all links
+        of the device to every pair; that is seen by their sum, which is more than such a device has, and then
+        the best pair's links are all there is. Partitions of one card, which share its links, are seen so
+        too.
         """
         return [self._port(i) for i in range(self.count)]
 
@@ -106,7 +107,7 @@ class Pairs:
 
 
 def planned_links(found: Path) -> int:
-    """Links to plan with: one where fast links are of unknown number, none where the path is of another class."""
+    """Links to plan with: one where their number is unknown, none where the path is of another class."""
     if found.kind != PathClass.LINK:
         return 0
     return 1 if found.links is None else found.links

@@ -6,12 +6,12 @@ device and one to enter it. A ring and its reverse are two rings; links carry bo
 reverse of a set is as good as the set.
 
 Contract: no more rings use a hop than it has lanes, and no more leave or enter a device than it has ports.
-Deterministic, by steps and not by time. Finding the largest number is hard in general (it is already so for two
-rings); it is found by comparing what a search finds with what cuts allow:
+Deterministic, by steps and not by time. Finding the largest number is hard in general (it is already so for
+two rings); it is found by comparing what a search finds with what cuts allow:
 
 * above: through every cut between some devices and the others each ring passes at least once;
-* below: a greedy choice that spreads over the lanes, each ring with its reverse; in a full mesh the rings that
-  Walecki gave for complete graphs in the 1880s (n - 1 directed ones, or n - 2 for even n);
+* below: a greedy choice that spreads over the lanes, each ring with its reverse; in a full mesh the rings
+  that Walecki gave for complete graphs in the 1880s (n - 1 directed ones, or n - 2 for even n);
 * between: a complete search for one ring more, over sets in lexicographic order.
 
 A full mesh of n devices decomposes into n - 1 directed rings except for n = 4 and n = 6 (Tillson 1980), where
@@ -21,7 +21,7 @@ the search proves that one less is the most.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from collectives.topology.ring_search import Budget, Order, SpentError, cycles, hops
@@ -36,16 +36,23 @@ class Lanes:
 
     Attributes:
         direct: ``direct[i][j]`` lanes of i to j alone.
-        ports: of each device, shared among its hops to all others that have ports too; 0 for none.
+        shared: whether i reaches j by ports; no lanes of its own then.
+        ports: of each device, shared among those hops.
     """
 
     direct: Sequence[Sequence[int]]
+    shared: Sequence[Sequence[bool]]
     ports: Sequence[int]
 
     @property
     def count(self) -> int:
         """Devices."""
         return len(self.direct)
+
+    @property
+    def any_shared(self) -> bool:
+        """Whether any hop goes by ports."""
+        return any(map(any, self.shared))
 
     def limit(self) -> int:
         """Rings that no cut forbids: of all cuts for 10 devices or fewer, else of the single devices.
@@ -54,7 +61,11 @@ class Lanes:
         direction at most between two devices. O(2ⁿ n²) and O(n²).
         """
         n = self.count
-        cuts = [set(inside) for k in (range(1, n) if n <= 10 else [1]) for inside in itertools.combinations(range(n), k)]
+        cuts = [
+            set(inside)
+            for k in (range(1, n) if n <= 10 else [1])
+            for inside in itertools.combinations(range(n), k)
+        ]
         limit = min(self._through(inside, None) // 2 for inside in cuts)
         while n > 2 and any(self._through(inside, limit) < 2 * limit for inside in cuts):
             limit -= 1
@@ -64,7 +75,8 @@ class Lanes:
         """Passages in both directions that a cut allows; of so many rings between two devices at most."""
         outside = [j for j in range(self.count) if j not in inside]
         direct = (self.direct[i][j] + self.direct[j][i] for i in inside for j in outside)
-        shared = min(sum(self.ports[i] for i in inside), sum(self.ports[j] for j in outside))
+        ends = [(i, j) for i in inside for j in outside if self.shared[i][j]]
+        shared = min(sum(self.ports[v] for v in {end[side] for end in ends}) for side in (0, 1))
         return sum(n if rings is None else min(n, rings) for n in direct) + 2 * shared
 
 
@@ -73,11 +85,12 @@ class _Rest:
 
     def __init__(self, lanes: Lanes) -> None:
         self.direct = [list(row) for row in lanes.direct]
+        self.shared = lanes.shared
         self.leaving, self.entering = list(lanes.ports), list(lanes.ports)
         self.used = [[0] * lanes.count for _ in lanes.direct]
 
     def _by_port(self, i: int, j: int) -> bool:
-        return self.leaving[i] > 0 and self.entering[j] > 0
+        return self.shared[i][j] and self.leaving[i] > 0 and self.entering[j] > 0
 
     def out(self) -> list[int]:
         """The hops that can still be used, as bits."""
@@ -142,7 +155,8 @@ def full_mesh_rings(n: int) -> list[Order]:
         # t, t + 1, t - 1, t + 2, ...: the distance grows by one with each hop.
         zigzag = [1 + (turn + (k + 1) // 2 * (1 if k % 2 else -1)) % circle for k in range(circle)]
         if n % 2 == 0:
-            # The last device goes between the two that lie opposite: no other turn has a hop at either of them.
+            # The last device goes between the two that lie opposite: no other turn has a hop at either of
+            # them.
             zigzag.insert(half, n - 1)
         ring = (0, *zigzag)
         rings += [ring, reverse(ring)]
@@ -150,7 +164,7 @@ def full_mesh_rings(n: int) -> list[Order]:
 
 
 def _greedy(lanes: Lanes, first: Sequence[Order], most: int, budget: Budget) -> list[Order]:
-    """Rings one after another while they fit: those of `first`, then what `cycles` offers, with its reverse."""
+    """Rings one after another while they fit: `first`, then what `cycles` offers, with its reverse."""
     rest = _Rest(lanes)
     chosen: list[Order] = []
 
@@ -158,7 +172,7 @@ def _greedy(lanes: Lanes, first: Sequence[Order], most: int, budget: Budget) -> 
         while len(chosen) < most and rest.fits(order):
             rest.take(order)
             chosen.append(order)
-            if any(lanes.ports):
+            if lanes.any_shared:
                 break  # what is shared can go by any order, so that every ring gets another one
 
     for order in first:
@@ -184,8 +198,22 @@ def _greedy(lanes: Lanes, first: Sequence[Order], most: int, budget: Budget) -> 
 def _one_more(lanes: Lanes, wanted: int, budget: Budget) -> list[Order] | None:
     """`wanted` rings if there are so many, else None: depth first over sets in ascending order of rings.
 
+    The device with fewest lanes is made number 0 for the search, for it leaves least choice.
     SpentError if the budget ends before that is known.
     """
+    names = sorted(range(lanes.count), key=lambda i: (sum(lanes.direct[i]) + lanes.ports[i], i))
+    direct = [[lanes.direct[i][j] for j in names] for i in names]
+    shared = [[lanes.shared[i][j] for j in names] for i in names]
+    found = _search(Lanes(direct, shared, [lanes.ports[i] for i in names]), wanted, budget)
+    return found and [_from_zero([names[v] for v in ring]) for ring in found]
+
+
+def _from_zero(ring: Sequence[int]) -> Order:
+    start = ring.index(0)
+    return (*ring[start:], *ring[:start])
+
+
+def _search(lanes: Lanes, wanted: int, budget: Budget) -> list[Order] | None:
     rest = _Rest(lanes)
     chosen: list[Order] = []
     taken: list[list[tuple[int, int]]] = []
@@ -193,7 +221,7 @@ def _one_more(lanes: Lanes, wanted: int, budget: Budget) -> list[Order] | None:
     def further(floor: Order) -> Iterator[Order]:
         # Later rings do not leave device 0 for a lower one, so that it needs lanes enough from this one on.
         out = rest.out()
-        if not lanes.ports[0]:
+        if not any(lanes.shared[0]):
             seconds = [v for v in range(lanes.count) for _ in range(rest.direct[0][v])]
             spare = len(seconds) - (wanted - len(chosen))
             if spare < 0:
@@ -233,7 +261,7 @@ def pack(lanes: Lanes, first: Sequence[Order], budget: Budget) -> tuple[list[Ord
     if lanes.count > 2 and not any(len(set(row)) > 2 for row in lanes.direct):
         starts.append([*first, *full_mesh_rings(lanes.count)])
         starts.append(full_mesh_rings(lanes.count))
-    if any(lanes.ports):
+    if lanes.any_shared:
         starts.append(list(first) * limit)
     best: list[Order] = []
     for start in starts:

@@ -1,8 +1,8 @@
 """Searches for rings in matrices of numbers; what the numbers mean is the caller's matter.
 
-Contract: deterministic, no clock and no randomness. Work is counted in *steps* (one device put at the end of a
-path) against a :class:`Budget`, so that every rank stops at the same place; what is found at that place is a
-valid answer, and the second result tells whether it is proven to be the best. A ring is a tuple of device
+Contract: deterministic, no clock and no randomness. Work is counted in *steps* (one device put at the end of
+a path) against a :class:`Budget`, so that every rank stops at the same place; what is found at that place is
+a valid answer, and the second result tells whether it is proven to be the best. A ring is a tuple of device
 numbers that starts with 0; its hops are those between neighbours and the one from the last to the first.
 
 Finding a ring through all devices is finding a Hamiltonian cycle: exponential in the worst case, so the
@@ -79,8 +79,8 @@ def cycles(out: Sequence[int], budget: Budget, wide: Matrix, floor: Order = ()) 
     """All directed rings through all devices, promising ones first.
 
     Goes on with the hop that has most width left, then to the device that has fewest ways out (it would be
-    cut off first), then to the lowest number. A path is given up when a device not yet in it cannot be reached
-    any more, or device 0 cannot be reached from it.
+    cut off first), then to the lowest number. A path is given up when a device not yet in it cannot be
+    reached any more, or device 0 cannot be reached from it.
 
     Args:
         out: for each device the set of devices that it may send to, as bits. Two devices at least.
@@ -133,11 +133,12 @@ def _cannot_close(n: int, allowed: set[tuple[int, int]]) -> bool:
 
 
 def widest(levels: Matrix, budget: Budget) -> tuple[Order, bool]:
-    """The ring whose worst hop is best; among those the one with fewest such hops, then the second worst level.
+    """The ring whose worst hop is best; among those the one with fewest such hops, then the second worst.
 
     First the highest level is sought from which on a ring exists, from the top down: a level is refuted by
-    structure or by exhaustion. Then branch and bound over the sum of costs (n + 1) ** (top - level), whose order
-    is the lexicographic one on (hops of level 0, hops of level 1, ...). It ends early at a bound that islands
+    structure or by exhaustion. Then branch and bound over the sum of costs (n + 1) ** (top - level), whose
+    order is the lexicographic one on (hops of level 0, hops of level 1, ...). It ends early at a bound that
+    islands
     give: where the hops above a level leave c > 1 parts, at least c hops are of that level or worse.
 
     Args:
@@ -188,7 +189,7 @@ def _least_cost(levels: Matrix, present: Sequence[int]) -> int:
 
 
 def _cheapest(cost: Matrix, best: Order, bound: int, budget: Budget) -> tuple[Order, bool]:
-    """The ring of least cost by branch and bound from a ring that is known; whether the search came to its end.
+    """The ring of least cost, sought from a known one on; and whether the search came to its end.
 
     What is left of a path costs at least the cheapest hop into each device not yet in it, and into the first.
     """

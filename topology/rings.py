@@ -1,20 +1,20 @@
 """Rings through all devices: the one with the widest bottleneck, and the best edge-disjoint set.
 
-What is sought. A *ring* passes every device once; data go round it in one direction, and its pace is that of its
-narrowest hop. The best ring has the widest narrowest hop; among those the fewest hops that are as narrow, then
-the fewest of the next level, and so on, so that ways between islands, sockets and switches are gone as seldom as
-possible. A *ring set* is what a ring algorithm runs on side by side: each ring takes an equal share of the data
-and so an equal share of bandwidth, a link carries one ring in each direction, and a bundle of c links c rings.
-A ring and its reverse are two rings. Rings over the host (PCIe, sockets) share each device's one way to it, so
-that there is one of them only.
+What is sought. A *ring* passes every device once; data go round it in one direction, and its pace is that of
+its narrowest hop. The best ring has the widest narrowest hop; among those the fewest hops that are as narrow,
+then the fewest of the next level, and so on, so that ways between islands, sockets and switches are gone as
+seldom as possible. A *ring set* is what a ring algorithm runs on side by side: each ring takes an equal share
+of the data and so an equal share of bandwidth, a link carries one ring in each direction, and a bundle of c
+links c rings. A ring and its reverse are two rings. Rings over the host (PCIe, sockets) share each device's
+one way to it, so that there is one of them only.
 
 How it is found: ``ring_search.widest`` (levels from the top down, then branch and bound) and
 ``ring_packing.pack`` (cuts from above, a greedy choice from below, a complete search between). Both are exact
-for 8 devices where :data:`BUDGET` suffices, which ``exact`` tells; beyond, what the budget allows is returned. The
-ring with the widest bottleneck, first sought and never given up, bounds the set: its total is never less.
+for 8 devices where :data:`BUDGET` suffices, which ``exact`` tells; beyond, what the budget allows is
+returned. The total of the set is never less than what the best ring carries alone.
 
-Ideas, as facts from the field: topology files of NCCL and RCCL are searched for channels by depth-first search
-with a step budget; Walecki's and Tillson's decompositions of complete graphs; branch and bound.
+Ideas, as facts from the field: topology files of NCCL and RCCL are searched for channels by depth-first
+search with a step budget; Walecki's and Tillson's decompositions of complete graphs; branch and bound.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class RingSet:
         best: the ring with the widest bottleneck.
         rings: the set, to be run side by side; orders may come more than once, for links are bundled.
         share: GB/s of each ring of the set while all run; None if unknown.
-        exact: whether it is proven that no ring is better than `best`, and no set larger.
+        exact: whether it is proven that no ring is better than `best`, and no set of such shares larger.
+        best_exact: the former alone.
         steps: of the search that were used.
     """
 
@@ -65,6 +66,7 @@ class RingSet:
     rings: tuple[Ring, ...]
     share: float | None
     exact: bool
+    best_exact: bool
     steps: int
 
     @property
@@ -99,25 +101,31 @@ def best_rings(topology: Topology | Pairs, budget: int = BUDGET) -> RingSet:
     pairs = topology if isinstance(topology, Pairs) else Pairs(topology)
     steps = Budget(budget)
     part = steps.part(0.4)
-    order, exact = widest(pairs.levels, part)
+    order, best_exact = widest(pairs.levels, part)
+    exact = best_exact
     steps.join(part)
     best = measure(pairs, order)
     rings, share = [order], best.gbps
     for quantum in _quanta(pairs, best):
         found, proven = _pack(pairs, order, quantum, steps)
         exact = exact and proven
-        if found and (
-            quantum is None
-            or share is None
-            or quantum * len(found) > share * len(rings) * (1 + 1e-9)
-            or (len(rings) == 1 and quantum * len(found) >= share * (1 - 1e-9))
-        ):
+        if found and _more(quantum, len(found), share, len(rings)):
             rings, share = found, quantum
-    return RingSet(best, tuple(measure(pairs, ring) for ring in sorted(rings)), share, exact, steps.used)
+    return RingSet(
+        best, tuple(measure(pairs, ring) for ring in sorted(rings)), share, exact, best_exact, steps.used
+    )
+
+
+def _more(share: float | None, count: int, than_share: float | None, than_count: int) -> bool:
+    """Whether a set carries more than another, or as much in more rings; the new one if nobody can tell."""
+    if share is None or than_share is None:
+        return True
+    new, old = share * count, than_share * than_count
+    return new > old if not math.isclose(new, old) else count >= than_count
 
 
 def _quanta(pairs: Pairs, best: Ring) -> Sequence[float | None]:
-    """Shares for which sets are sought: the speeds of single links and the whole best ring; None: a link's."""
+    """Shares for which sets are sought: speeds of single links, and the best ring's; None: a link's."""
     fast = [p for row in pairs.paths for p in row if p.kind == PathClass.LINK]
     if not fast:
         return []
@@ -137,17 +145,23 @@ def _pack(pairs: Pairs, best: Order, quantum: float | None, steps: Budget) -> tu
             return links
         return min(links, math.floor(gbps / quantum * (1 + 1e-9)))
 
-    shared = [port is not None for port in pairs.ports]
-    direct = [
-        [
-            0 if i == j or (shared[i] and shared[j]) else lanes(pairs.links(i, j), pairs.paths[i][j].gbps)
-            for j in range(pairs.count)
-        ]
-        for i in range(pairs.count)
+    everyone = range(pairs.count)
+    own = [
+        [0 if i == j else lanes(pairs.links(i, j), pairs.paths[i][j].gbps) for j in everyone]
+        for i in everyone
     ]
-    ports = [lanes(*port) if port else 0 for port in pairs.ports]
+    # Where only one end shares its links, the other end's hop is bound by that end's ports.
+    shared = [
+        [own[i][j] > 0 and (pairs.ports[i] is not None or pairs.ports[j] is not None) for j in everyone]
+        for i in everyone
+    ]
+    ports = [
+        0 if not any(shared[i]) else lanes(*port) if port else sum(own[i])
+        for i, port in enumerate(pairs.ports)
+    ]
+    direct = [[0 if shared[i][j] else own[i][j] for j in everyone] for i in everyone]
     part = steps.part(0.7)
-    found = pack(Lanes(direct, ports), [best], part)
+    found = pack(Lanes(direct, shared, ports), [best], part)
     steps.join(part)
     return found
 
@@ -157,7 +171,8 @@ def best_bottleneck_links(topology: Topology | Pairs, budget: int = BUDGET) -> i
 
     Returns:
         0 if no ring of fast links passes all devices, or there are fewer than two. Pairs with an unknown
-        number of links count as one link. Where the budget ends first (never to 8 devices), the largest L found.
+        number of links count as one link. Where the budget ends first (never to 8 devices), the largest L
+        found.
     """
     pairs = topology if isinstance(topology, Pairs) else Pairs(topology)
     n = pairs.count
