@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topology_machines import CUBE_MESH, all_rings, full_mesh, hops, machine, switched, two_sockets
+from topology_shapes import CUBE_MESH, all_rings, full_mesh, hops, machine, switched, two_sockets
 
 from collectives.topology.graph import Link, LinkKind, Node, NodeKind, PathClass, Topology
 from collectives.topology.pairs import Pairs

@@ -8,7 +8,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from topology_machines import CUBE_MESH, full_mesh, machine, two_sockets
+from topology_shapes import CUBE_MESH, full_mesh, machine, two_sockets
 
 from collectives.topology.orders import groups
 from collectives.topology.trees import Tree, double_tree, trees_of
