@@ -103,6 +103,10 @@ class _Builder(xml.sax.handler.ContentHandler):
     def endElement(self, name: str) -> None:  # noqa: N802
         self.open.pop()
 
+    def skippedEntity(self, name: str) -> None:  # noqa: N802
+        line = self.locator.getLineNumber() if self.locator else None
+        raise TopologyError(f"the entity {name}: entities are refused", self.source, line)
+
     def characters(self, content: str) -> None:
         if self.open:
             self.open[-1].text += content
@@ -114,7 +118,9 @@ def parse(text: str | bytes, source: str = "", doctype: bool = False) -> Element
     Args:
         text: the whole file.
         source: its name, for errors.
-        doctype: whether a document type may be named; it is not fetched, and may not declare entities.
+        doctype: whether a document type may be named; it is not fetched, and may not declare entities. (A
+            name alone counts as an external reference, so these are not forbidden then; the parser leaves the
+            file's alone, and no entity can be declared that would be another.)
 
     Raises:
         TopologyError: it is not well-formed, is too deep, or has entities, document types or references to
@@ -123,7 +129,7 @@ def parse(text: str | bytes, source: str = "", doctype: bool = False) -> Element
     builder = _Builder(source)
     try:
         data = text.encode() if isinstance(text, str) else text
-        defusedxml.sax.parseString(data, builder, forbid_dtd=not doctype)
+        defusedxml.sax.parseString(data, builder, forbid_dtd=not doctype, forbid_external=not doctype)
     except TopologyError:
         raise
     except defusedxml.DefusedXmlException as error:
