@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import time
 from collections import Counter
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,10 +14,16 @@ from hypothesis import strategies as st
 from topology_shapes import CUBE_MESH, all_rings, full_mesh, hops, machine, switched, two_sockets
 
 from collectives.topology.graph import Link, LinkKind, Node, NodeKind, PathClass, Topology
+from collectives.topology.orders import groups, rank_order
 from collectives.topology.pairs import Pairs
 from collectives.topology.ring_packing import full_mesh_rings
 from collectives.topology.ring_search import Budget, cycles, widest
 from collectives.topology.rings import BUDGET, RingSet, best_bottleneck_links, best_rings
+from collectives.topology.sources.files import load
+from collectives.topology.trees import trees_of
+
+RECORDED = Path(__file__).parents[1].parent / "shared" / "topologies"
+FACTS = json.loads((RECORDED / "facts.json").read_text()) if (RECORDED / "facts.json").is_file() else {}
 
 quick = settings(max_examples=100, deadline=None)
 
@@ -43,7 +51,7 @@ def check_disjoint(topology: Topology, found: RingSet) -> None:
     if found.best.kind == PathClass.LINK:
         assert all(number <= pairs.links(i, j) for (i, j), number in used.items())
     else:
-        assert len(found.rings) == 1
+        assert len(found.rings) == min(count, 1)
 
 
 @quick
@@ -202,6 +210,7 @@ def test_pcie_only_crosses_the_sockets_twice() -> None:
 def test_few_devices_and_no_links() -> None:
     none, one, two = (best_rings(machine(count, {})) for count in (0, 1, 2))
     assert (none.best.order, one.best.order, two.best.order) == ((), (0,), (0, 1))
+    assert none.rings == () and one.rings == (one.best,)
     assert (one.best.kind, one.gbps, one.exact) == (PathClass.SELF, None, True)
     assert (two.best.kind, two.best.links, two.gbps) == (PathClass.UNKNOWN, None, None)
     assert [best_bottleneck_links(machine(count, {})) for count in (0, 1, 2, 8)] == [0, 0, 0, 0]
@@ -276,3 +285,39 @@ def test_cycles_are_all_rings(machine_links: tuple[int, dict]) -> None:
     assert len(found) == len(set(found)) and set(found) == expected
     for floor in itertools.islice(sorted(expected), 3):
         assert set(cycles(out, Budget(10_000), table, floor)) == {ring for ring in expected if ring >= floor}
+
+
+@pytest.mark.skipif(not FACTS, reason="the recorded machines are not here")
+@pytest.mark.parametrize("name", [name for name, facts in FACTS.items() if "error" not in facts])
+def test_recorded_machines(name: str) -> None:
+    topology = load(RECORDED / name)
+    pairs = Pairs(topology)
+    expected = FACTS[name].get("ring_bottleneck_links")
+    if expected is not None:
+        assert best_bottleneck_links(pairs) == expected
+    found = best_rings(pairs)
+    check_disjoint(topology, found)
+    assert found.steps <= BUDGET and (found.best_exact or pairs.count > 8)
+    assert found.best.kind != PathClass.LINK or found.best.links == best_bottleneck_links(pairs)
+    devices = list(range(pairs.count))
+    assert sorted(rank_order(pairs)) == sorted(v for group in groups(pairs) for v in group) == devices
+    first, second = trees_of(pairs)
+    assert not first.inner & second.inner
+
+
+@pytest.mark.skipif(not FACTS, reason="the recorded machines are not here")
+@pytest.mark.parametrize(
+    ("name", "rings", "gbps"),
+    [
+        ("nvidia/topo_v100_sxm2_8gpu_cube_numa.txt", 6, None),
+        ("nvidia/topo_dgx2_16xv100.txt", 6, None),
+        ("nvidia/topo_h200_4numa.txt", 18, None),
+        ("nvidia/topo_a100_custom_4gpu_nv4.txt", 12, None),
+        ("amd/rccl_topo_8p_940.xml", 7, 336.0),
+        ("amd/rccl_topo_8p6l.xml", 6, 144.0),
+        ("amd/rccl_topo_8p_pcie.xml", 1, 12.0),
+    ],
+)
+def test_rings_of_recorded_machines(name: str, rings: int, gbps: float | None) -> None:
+    found = best_rings(load(RECORDED / name))
+    assert (len(found.rings), found.gbps, found.exact) == (rings, gbps, True)

@@ -19,13 +19,14 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from collectives.topology.graph import FAST, LinkKind, NodeKind, Path, PathClass, Topology
+from collectives.topology.links import nvlink_ports
 from collectives.topology.paths import path
 
-MOST_LINKS = {"sm_60": 4, "sm_70": 6, "sm_80": 12, "sm_90": 18, "gfx90a": 8, "gfx942": 7}
-"""NVLink or xGMI links that one device of an architecture has (makers' data sheets)."""
+XGMI_PORTS = {"gfx90a": 8, "gfx942": 7}
+"""xGMI links of one device at most (AMD's data sheets; four of a die of MI250X go to the other die)."""
 
-MOST_LINKS_OF_KIND = {LinkKind.NVLINK: 18, LinkKind.XGMI: 8}
-"""The same where the architecture is unknown: the most that any device up to 2025 has."""
+MOST_PORTS = {LinkKind.NVLINK: 18, LinkKind.XGMI: 8}
+"""The same where the architecture is unknown: the most that any device in the tables has."""
 
 
 class Pairs:
@@ -91,11 +92,11 @@ class Pairs:
         up = [ln for ln in fast if self.topology.node(ln.target).kind == NodeKind.NVSWITCH]
         if up:
             speeds = [link.gbps for link in up if link.gbps is not None]
-            return sum(link.count or 1 for link in up), sum(speeds) if len(speeds) == len(up) else None
+            count = sum(1 if link.count is None else link.count for link in up)
+            return count, sum(speeds) if len(speeds) == len(up) else None
         mine = [p for p in self.paths[i] if p.kind == PathClass.LINK]
-        most = MOST_LINKS.get(
-            node.arch or "", max((MOST_LINKS_OF_KIND.get(ln.kind, 0) for ln in fast), default=0)
-        )
+        known = nvlink_ports(node.arch) or XGMI_PORTS.get(node.arch or "")
+        most = known or max((MOST_PORTS.get(link.kind, 0) for link in fast), default=0)
         if sum(planned_links(p) for p in mine) <= most:
             return None
         best = max(mine, key=lambda p: (planned_links(p), p.gbps or 0.0))

@@ -96,7 +96,7 @@ def best_rings(topology: Topology | Pairs, budget: int = BUDGET) -> RingSet:
         budget: search steps; the same number gives the same rings everywhere.
 
     Returns:
-        For one device the ring of itself; without devices the empty one. Numbers are device numbers.
+        For one device the ring of itself; without devices an empty one as the best, and an empty set.
     """
     pairs = topology if isinstance(topology, Pairs) else Pairs(topology)
     steps = Budget(budget)
@@ -105,7 +105,7 @@ def best_rings(topology: Topology | Pairs, budget: int = BUDGET) -> RingSet:
     exact = best_exact
     steps.join(part)
     best = measure(pairs, order)
-    rings, share = [order], best.gbps
+    rings, share = [order] if order else [], best.gbps
     for quantum in _quanta(pairs, best):
         found, proven = _pack(pairs, order, quantum, steps)
         exact = exact and proven
