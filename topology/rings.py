@@ -131,7 +131,7 @@ def _quanta(pairs: Pairs, best: Ring) -> Sequence[float | None]:
         return []
     if any(p.gbps is None or not p.links for p in fast):
         return [None] if best.kind == PathClass.LINK else []
-    speeds = {p.gbps / p.links for p in fast if p.gbps and p.links}
+    speeds = {round(p.gbps / p.links, 9) for p in fast if p.gbps and p.links}
     if best.kind == PathClass.LINK and best.gbps:
         speeds.add(best.gbps)
     return sorted(speeds)[:4]
