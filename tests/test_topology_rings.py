@@ -16,7 +16,7 @@ from topology_shapes import CUBE_MESH, all_rings, full_mesh, hops, machine, swit
 from collectives.topology.graph import Link, LinkKind, Node, NodeKind, PathClass, Topology
 from collectives.topology.orders import groups, rank_order
 from collectives.topology.pairs import Pairs
-from collectives.topology.ring_packing import full_mesh_rings
+from collectives.topology.ring_packing import Lanes, full_mesh_rings, pack
 from collectives.topology.ring_search import Budget, cycles, widest
 from collectives.topology.rings import BUDGET, RingSet, best_bottleneck_links, best_rings
 from collectives.topology.sources.files import load
@@ -263,6 +263,43 @@ def test_no_steps_still_give_a_ring() -> None:
     topology = machine(8, CUBE_MESH, gbps=20.0)
     found = best_rings(topology, budget=0)
     assert sorted(found.best.order) == list(range(8)) and not found.exact and found.steps == 0
+
+
+@quick
+@given(st.integers(2, 5), st.data())
+def test_lanes_and_ports_are_kept_to(count: int, data: st.DataObject) -> None:
+    """Of each hop lanes of its own, or by ports: a ring may leave a device by a port and enter by a lane."""
+    pairs = itertools.combinations(range(count), 2)
+    ways: dict[tuple[int, int], int | str] = {}
+    for i, j in pairs:
+        ways[i, j] = ways[j, i] = data.draw(st.sampled_from([0, 1, 2, "port"]))
+    ports = data.draw(st.lists(st.integers(0, 2), min_size=count, max_size=count))
+    direct = [
+        [way if isinstance(way := ways.get((i, j), 0), int) else 0 for j in range(count)]
+        for i in range(count)
+    ]
+    shared = [[ways.get((i, j)) == "port" for j in range(count)] for i in range(count)]
+    rings, proven = pack(Lanes(direct, shared, ports), [tuple(range(count))], Budget(20_000))
+    used = Counter(hop for ring in rings for hop in hops(ring))
+    assert all(number <= direct[i][j] for (i, j), number in used.items() if not shared[i][j])
+    for side in (0, 1):
+        taken: Counter[int] = Counter()
+        for hop, number in used.items():
+            taken[hop[side]] += number if shared[hop[0]][hop[1]] else 0
+        assert all(number <= ports[v] for v, number in taken.items())
+    exists = any(
+        all(direct[i][j] or (shared[i][j] and ports[i] and ports[j]) for i, j in hops(ring))
+        for ring in all_rings(count)
+    )
+    assert not proven or bool(rings) == exists
+
+
+def test_ports_bind_both_ways() -> None:
+    """One port of device 0 towards 2, and more than enough of all else: a ring in each direction, no third."""
+    direct = [[0, 4, 0], [4, 0, 4], [0, 4, 0]]
+    shared = [[False, False, True], [False] * 3, [True, False, False]]
+    rings, proven = pack(Lanes(direct, shared, [1, 0, 4]), [(0, 1, 2)], Budget(10_000))
+    assert (sorted(rings), proven) == ([(0, 1, 2), (0, 2, 1)], True)
 
 
 @pytest.mark.parametrize("count", range(2, 34))

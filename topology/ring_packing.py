@@ -32,7 +32,7 @@ _ALTERNATIVES = 64
 
 @dataclass(frozen=True)
 class Lanes:
-    """What there is to use.
+    """What there is to use, the same in both directions: `direct` and `shared` are symmetric.
 
     Attributes:
         direct: ``direct[i][j]`` lanes of i to j alone.
