@@ -295,7 +295,7 @@ def test_lanes_and_ports_are_kept_to(count: int, data: st.DataObject) -> None:
 
 
 def test_ports_bind_both_ways() -> None:
-    """One port of device 0 towards 2, and more than enough of all else: a ring in each direction, no third."""
+    """One port of device 0 towards 2, and enough of all else: one ring each way, no third."""
     direct = [[0, 4, 0], [4, 0, 4], [0, 4, 0]]
     shared = [[False, False, True], [False] * 3, [True, False, False]]
     rings, proven = pack(Lanes(direct, shared, [1, 0, 4]), [(0, 1, 2)], Budget(10_000))
