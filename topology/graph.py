@@ -35,7 +35,8 @@ class NodeKind(str, enum.Enum):
 
     GPU = "gpu"
     NVSWITCH = "nvswitch"
-    PCI_SWITCH = "pci_switch"  # one bridge: a switch port, or a root port
+    PCI_SWITCH = "pci_switch"  # a whole PCIe switch, by the address of its upstream port
+    PCI_DEVICE = "pci_device"  # a card of which the source does not say what it is
     NUMA = "numa"  # a NUMA node's cores, memory and host bridges
     NIC = "nic"
 
@@ -81,6 +82,8 @@ class Node:
         label: what the system calls it, such as ``mlx5_0``.
         group: what the device shares with others: NVLink fabric clique, xGMI hive; None if unknown.
         parent: ``bus`` of the physical card or die package that it is a partition of; None if it is whole.
+        rank: the rank that the recorded job gave the device; None if the source tells none.
+        gbps: of a NIC, GB/s of its port per direction, not less what protocols cost; None if unknown.
     """
 
     name: str
@@ -92,6 +95,8 @@ class Node:
     label: str | None = None
     group: str | None = None
     parent: str | None = None
+    rank: int | None = None
+    gbps: float | None = None
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,8 @@ class Link:
     Attributes:
         source, target: names of nodes.
         kind: what it is made of.
-        count: links in the bundle, PCIe lanes apart; None if unknown.
+        count: links in the bundle, PCIe lanes apart; None if unknown; 0 if the system lists the pair, but
+            what they send each other goes through other devices (xGMI), or the links are down.
         generation: of NVLink or PCIe; None if unknown.
         width: PCIe lanes; None if unknown.
         gbps: usable GB/s (1e9 bytes) of the whole bundle in this direction; None if unknown.
@@ -187,6 +193,8 @@ class Topology:
         source: the file, command or folder that was read.
         remarks: what the source found odd, in words.
         host: the CPUs, where the source knows them.
+        peers: by pair of names, whether the first device may reach the second's memory; only pairs of which
+            the source tells it.
 
     Raises:
         TopologyError: two nodes of one name, a link to no node, a negative count or speed.
@@ -200,10 +208,12 @@ class Topology:
         source: str = "",
         remarks: Sequence[str] = (),
         host: Host | None = None,
+        peers: Mapping[tuple[str, str], bool] | None = None,
     ) -> None:
         self.nodes = tuple(nodes)
         self.links = tuple(links)
         self.classes = dict(classes or {})
+        self.peers = dict(peers or {})
         self.source, self.remarks, self.host = source, tuple(remarks), host
         self._graph = nx.MultiDiGraph()
         for node in self.nodes:

@@ -60,13 +60,19 @@ def fast_links(topology: Topology, a: str, b: str) -> tuple[int | None, float | 
     return None if count is None else int(count), gbps
 
 
+def _is_no_step(topology: Topology, link: Link) -> bool:
+    """Whether a host link is left out of paths: an NVSwitch's own port, or a system's word that two devices
+    reach each other over PCIe, which is no wire between them."""
+    ends = [topology.node(link.source).kind, topology.node(link.target).kind]
+    return NodeKind.NVSWITCH in ends or ends == [NodeKind.GPU, NodeKind.GPU]
+
+
 def _host_path(topology: Topology, a: str, b: str) -> Path | None:
     """The shortest way over PCIe and sockets; None if the graph has none."""
     edges = [
         (link.source, link.target)
         for link in topology.links
-        if link.kind in _HOST
-        and NodeKind.NVSWITCH not in (topology.node(link.source).kind, topology.node(link.target).kind)
+        if link.kind in _HOST and not _is_no_step(topology, link)
     ]
     tree = nx.DiGraph(edges)
     if a not in tree or b not in tree or not nx.has_path(tree, a, b):
