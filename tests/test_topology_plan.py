@@ -20,6 +20,7 @@ from topology_fleet import (
     two_islands,
     xgmi,
 )
+from topology_machines import SHARED, facts
 from topology_shapes import full_mesh, machine
 
 from collectives.topology.admissible import obstacle
@@ -27,6 +28,7 @@ from collectives.topology.call import COLLECTIVES, LEVELS, OPS, SIZES
 from collectives.topology.cost import ALGORITHMS, Costs
 from collectives.topology.graph import Node, NodeKind, Topology, TopologyError
 from collectives.topology.plan import Candidate, Plan, decide, plan, table
+from collectives.topology.sources.files import load
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SWEEP = [1 << k for k in range(8, 31)]
@@ -299,6 +301,22 @@ def test_no_plan_at_all(text: str) -> None:
 
 
 # Any machine.
+
+
+@pytest.mark.skipif(not facts(""), reason="the recorded machines are not here")
+def test_every_recorded_machine_has_a_plan() -> None:
+    """What loads and has devices can be planned for, to 16 ranks, with something to choose at every size."""
+    planned = 0
+    for name in facts(""):
+        try:
+            topology = load(SHARED / name)
+        except TopologyError:
+            continue
+        if topology.gpus:
+            made = table(topology, "all_reduce", [KIB, 64 * MIB], world=min(len(topology.gpus), 16))
+            assert all(p.choice and p.reason for p in made.plans), name
+            planned += 1
+    assert planned > 60
 
 
 @settings(max_examples=150, deadline=None)

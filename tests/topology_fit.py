@@ -25,14 +25,17 @@ from collectives.topology.cost import Costs
 
 Data = dict[str, Any]
 
+ROUNDS = 100
+"""Of the search over all constants, at most."""
 
-def fitted(data: Data, prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    """Where the constants stand that are called fitted."""
+
+def fitted(data: Data, word: str = "fitted", prefix: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where the constants stand whose source begins with that word."""
     found = []
     for key, value in data.items():
         if isinstance(value, dict):
-            found += fitted(value, (*prefix, key))
-        elif key == "source" and str(value).startswith("fitted"):
+            found += fitted(value, word, (*prefix, key))
+        elif key == "source" and str(value).startswith(word):
             found.append(prefix)
     return found
 
@@ -80,7 +83,9 @@ def fit(data: Data, entries: list[Data]) -> Data:
     paths = fitted(data)
     best = loss(data, entries)
     step = 1.3
-    while step > 1.01:
+    rounds = 0
+    while step > 1.01 and rounds < ROUNDS:
+        rounds += 1
         improved = False
         for path in paths:
             figure = at(data, path)
@@ -91,7 +96,7 @@ def fit(data: Data, entries: list[Data]) -> Data:
                     new = min(new, 1.0)
                 figure["value"] = new
                 now = loss(data, entries)
-                if now < best - 1e-6:
+                if now < best - 1e-5:
                     best, improved = now, True
                     break
                 figure["value"] = old
@@ -104,11 +109,11 @@ def fit(data: Data, entries: list[Data]) -> Data:
 
 
 def blind(start: Data, source: str) -> tuple[Data, list[str]]:
-    """The constants without those fitted to one source alone, whose architecture is then like another; and
-    those that cannot be left out, as there is nothing else to take."""
+    """The constants without those from one source alone, whose architecture is then like another; and those
+    that cannot be left out, as there is nothing else to take."""
     data, bound = copy.deepcopy(start), []
     everyone = {entry["source"] for entry in published()}
-    for path in fitted(start):
+    for path in fitted(start, ""):
         if {name for name in everyone if name in at(start, path)["source"]} == {source}:
             if "like" in at(start, path[:-1]):
                 del at(data, path[:-1])[path[-1]]
