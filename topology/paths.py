@@ -67,26 +67,40 @@ def _is_no_step(topology: Topology, link: Link) -> bool:
     return NodeKind.NVSWITCH in ends or ends == [NodeKind.GPU, NodeKind.GPU]
 
 
-def _host_path(topology: Topology, a: str, b: str) -> Path | None:
-    """The shortest way over PCIe and sockets; None if the graph has none."""
-    edges = [
+def host_graph(topology: Topology) -> nx.DiGraph:
+    """The steps over PCIe and sockets that a path may take, by names of nodes."""
+    return nx.DiGraph(
         (link.source, link.target)
         for link in topology.links
         if link.kind in _HOST and not _is_no_step(topology, link)
-    ]
-    tree = nx.DiGraph(edges)
+    )
+
+
+def host_route(tree: nx.DiGraph, a: str, b: str) -> list[str] | None:
+    """The nodes of the shortest way in a :func:`host_graph`; None if it has none."""
     if a not in tree or b not in tree or not nx.has_path(tree, a, b):
         return None
-    names = nx.shortest_path(tree, a, b)
+    return list(nx.shortest_path(tree, a, b))
+
+
+def host_speed(topology: Topology, a: str, b: str) -> float | None:
+    """Usable GB/s of a step of a host route; None if unknown."""
+    return _bundle(link for link in topology.links_between(a, b) if link.kind in _HOST)[1]
+
+
+def _host_path(topology: Topology, a: str, b: str) -> Path | None:
+    """The shortest way over PCIe and sockets; None if the graph has none."""
+    names = host_route(host_graph(topology), a, b)
+    if names is None:
+        return None
     kinds = [topology.node(name).kind for name in names[1:-1]]
     numa, bridges = kinds.count(NodeKind.NUMA), kinds.count(NodeKind.PCI_SWITCH)
     if numa:
         kind = PathClass.PHB if numa == 1 else PathClass.SYS
     else:
         kind = PathClass.PIX if bridges <= 1 else PathClass.PXB
-    steps = [topology.links_between(*step) for step in itertools.pairwise(names)]
-    widest = [_bundle(link for link in step if link.kind in _HOST)[1] for step in steps]
-    return Path(kind, 0, _least(*widest), len(steps))
+    widest = [host_speed(topology, *step) for step in itertools.pairwise(names)]
+    return Path(kind, 0, _least(*widest), len(widest))
 
 
 def path(topology: Topology, a: Node | str, b: Node | str) -> Path:
