@@ -10,7 +10,7 @@ Contract: pure functions of a topology; boxes of one row do not overlap.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -20,7 +20,7 @@ from collectives.topology.graph import LinkKind, Node, NodeKind, PathClass, Topo
 from collectives.topology.orders import groups as groups_of
 from collectives.topology.paths import path
 
-DEVICE, NIC, SWITCH = (1.0, 0.6), (0.74, 0.46), (0.9, 0.3)
+DEVICE, NIC, SWITCH = (1.0, 0.6), (0.74, 0.46), (0.9, 0.28)
 BAR = 0.42
 """Height of a NUMA node."""
 
@@ -65,12 +65,28 @@ class Group:
     Attributes:
         numa: the NUMA node; None if unknown.
         members: names in the order in which they stand.
+        nics: those of them that are network cards.
         switches: PCIe switches with the members below each, the innermost first.
     """
 
     numa: int | None
     members: tuple[str, ...]
+    nics: frozenset[str] = frozenset()
     switches: tuple[tuple[str, frozenset[str]], ...] = ()
+
+    def size(self, name: str) -> tuple[float, float]:
+        """Width and height of a member."""
+        return NIC if name in self.nics else DEVICE
+
+    @property
+    def inside(self) -> float:
+        """Width of the members side by side."""
+        return sum(self.size(name)[0] + _GAP for name in self.members) - _GAP if self.members else 2.2
+
+    @property
+    def width(self) -> float:
+        """Width of the whole."""
+        return max(self.inside, 2.2) + 2 * _PADDING
 
 
 @dataclass
@@ -84,6 +100,7 @@ class Layout:
         rows: names of the NUMA nodes of each row, from left to right.
         wires: over PCIe: from, to.
         titles: of switches, by name.
+        numbered: whether the NUMA node of some group is known.
         facing: whether devices, not hosts, face the other row.
         depth: how far fast links of one row reach from the devices.
     """
@@ -94,6 +111,7 @@ class Layout:
     rows: list[list[str]] = field(default_factory=list)
     wires: list[tuple[str, str]] = field(default_factory=list)
     titles: dict[str, str] = field(default_factory=dict)
+    numbered: bool = False
     facing: bool = True
     depth: float = 1.5
 
@@ -102,6 +120,7 @@ def layout(topology: Topology) -> Layout:
     """The picture of a machine."""
     found = Layout(fabric(topology))
     groups = _groups(topology, found.fabric)
+    found.numbered = any(group.numa is not None for group in groups)
     rows = _rows(groups, found.fabric, bool(topology.gpus))
     row_of = {name: k for k, row in enumerate(rows) for group in row for name in group.members}
     links = [(link.a, link.b) for link in found.fabric.direct]
@@ -173,7 +192,9 @@ def _groups(topology: Topology, made: Fabric) -> list[Group]:
     for key in keys:
         members = [name for name in _drawn(topology, made) if where.get(name) == key]
         switches = _switches(topology, [first[name] for name in members], members)
-        found.append(Group(key if isinstance(key, int) else None, _ordered(members, switches), switches))
+        nics = frozenset(name for name in members if first[name].kind == NodeKind.NIC)
+        number = key if isinstance(key, int) else None
+        found.append(Group(number, _ordered(members, switches), nics, switches))
     return found
 
 
@@ -261,7 +282,9 @@ def _rows(groups: Sequence[Group], made: Fabric, devices: bool) -> list[list[Gro
         only = groups[0]
         half = (len(only.members) + 1) // 2
         return [[_part(only, only.members[:half])], [_part(only, only.members[half:])]]
-    if len(groups) < 2:
+    home = {name: k for k, group in enumerate(groups) for name in group.members}
+    apart = all(home[link.a] == home[link.b] for link in made.direct)
+    if len(groups) < 2 or (apart and all(group.numa is None for group in groups)):
         return [list(groups)]
     total, upper, count = sum(len(g.members) for g in groups), [], 0
     rest = list(groups)
@@ -274,20 +297,11 @@ def _rows(groups: Sequence[Group], made: Fabric, devices: bool) -> list[list[Gro
 def _part(group: Group, members: tuple[str, ...]) -> Group:
     kept = frozenset(members)
     switches = tuple((title, inside & kept) for title, inside in group.switches if len(inside & kept) > 1)
-    return Group(group.numa, members, switches)
-
-
-def _size(name: str) -> tuple[float, float]:
-    return NIC if name.startswith("nic") else DEVICE
-
-
-def _group_width(group: Group) -> float:
-    inside = sum(_size(name)[0] + _GAP for name in group.members) - _GAP if group.members else 2.2
-    return max(inside, 2.2) + 2 * _PADDING
+    return Group(group.numa, members, group.nics & kept, switches)
 
 
 def _row_width(row: Sequence[Group]) -> float:
-    return sum(map(_group_width, row)) + _BETWEEN * (len(row) - 1)
+    return sum(group.width for group in row) + _BETWEEN * (len(row) - 1)
 
 
 def _around(group: Group, members: frozenset[str]) -> list[int]:
@@ -306,12 +320,11 @@ def _place(
     names: list[str] = []
     host = -face  # the way from the devices to their host
     for group in row:
-        width = _group_width(group)
-        inside = sum(_size(name)[0] + _GAP for name in group.members) - _GAP if group.members else 0.0
-        x = left + (width - inside) / 2
+        width = group.width
+        x = left + (width - group.inside) / 2
         for name in group.members:
-            w, h = _size(name)
-            kind = NodeKind.NIC if name.startswith("nic") else NodeKind.GPU
+            w, h = group.size(name)
+            kind = NodeKind.NIC if name in group.nics else NodeKind.GPU
             at = y + host * (DEVICE[1] - h) / 2
             found.boxes[name] = Box(name, kind, x + w / 2, at, w, h, face)
             x += w + _GAP
@@ -330,11 +343,13 @@ def _place(
             holders = _around(group, members)
             if holders or above:
                 found.wires.append((mine[k], mine[holders[0]] if holders else above or ""))
-        low, high = sorted((bar + host * (BAR / 2 + 0.14), y - host * (DEVICE[1] / 2 + 0.14)))
-        if above is None and not group.switches:
-            low, high = y - DEVICE[1] / 2 - 0.14, y + DEVICE[1] / 2 + 0.14
+        outer = bar + host * BAR / 2
+        if above is None:
+            outer = max((host * found.boxes[name].back for name in mine), default=host * y + DEVICE[1] / 2) * host
+        low, high = sorted((outer + host * 0.14, y - host * (DEVICE[1] / 2 + 0.14)))
+        title = "" if number is not None or not found.numbered else "NUMA unknown"
         found.frames.append(
-            Box("frame", NodeKind.NUMA, left + width / 2, (low + high) / 2, width, high - low, face)
+            Box(title, NodeKind.NUMA, left + width / 2, (low + high) / 2, width, high - low, face)
         )
         left += width + _BETWEEN
     found.rows.append(names)
@@ -345,9 +360,11 @@ def _place_switches(found: Layout, group: Group, y: float, host: int) -> list[st
     for title, members in group.switches:
         name = f"switch{len(found.titles)}"
         height = 1 + max((_height(group, inside) for _, inside in group.switches if inside < members), default=0)
-        centre = _middle(found.boxes[member].x for member in members)
+        ends = [found.boxes[member].x for member in members]
+        width = max(SWITCH[0], max(ends) - min(ends) + 0.3)  # so that what hangs on it hangs straight down
         at = y + host * (DEVICE[1] / 2 + (height - 0.45) * _LEVEL)
-        found.boxes[name] = Box(name, NodeKind.PCI_SWITCH, centre, at, *SWITCH, -host)
+        centre = (min(ends) + max(ends)) / 2
+        found.boxes[name] = Box(name, NodeKind.PCI_SWITCH, centre, at, width, SWITCH[1], -host)
         found.titles[name] = title
         names.append(name)
     return names
@@ -357,7 +374,3 @@ def _height(group: Group, members: frozenset[str]) -> int:
     """How many switches lie one in another from these members' down."""
     return 1 + max((_height(group, inside) for _, inside in group.switches if inside < members), default=0)
 
-
-def _middle(values: Iterable[float]) -> float:
-    found = list(values)
-    return (min(found) + max(found)) / 2
