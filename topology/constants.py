@@ -56,7 +56,7 @@ class Constants:
     def of(self, archs: Iterable[str | None]) -> dict[str, float]:
         """For the devices' architectures: of each constant the worst that it may be."""
         wanted = set(archs)
-        known = [self.gpu[arch] for arch in wanted if arch in self.gpu]
+        known = [self.gpu[arch] for arch in wanted if arch is not None and arch in self.gpu]
         rows = known if known and len(known) == len(wanted) else list(self.gpu.values())
         return {
             name: (min if "efficiency" in name else max)(row[name] for row in rows if name in row)

@@ -8,7 +8,7 @@
 ll        ``ll_base`` + (n - 1) ``peer``: packets that carry their own flags
 one_shot  ``base`` + (n - 1) ``peer``: launch, one exchange of flags; ``peer``: to serve one more
 two_shot  ``base`` + ``phase`` + 2 (n - 1) ``peer``: ``phase`` is what a second exchange adds
-nvls      ``base`` + ``phase``: the switch serves all peers at once (one phase if nothing is reduced or gathered)
+nvls      ``base`` + ``phase``: the switch serves all peers at once; all_reduce alone has the ``phase``
 ring      ``base`` + steps ``hop``: 2 (n - 1) steps for all_reduce, n - 1 for the others
 chain     ``base`` + 2 (n - 1) ``hop``: up through the ranks in their order, then the result down
 tree      ``base`` + 2 depth ``hop``
@@ -51,26 +51,18 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from collectives.topology import constants as numbers
+from collectives.topology.access import multicast, refused
+from collectives.topology.call import SIZES, check
 from collectives.topology.constants import Constants
+from collectives.topology.fingerprint import fingerprint
 from collectives.topology.graph import Topology
 from collectives.topology.ring_search import Order, hops
 from collectives.topology.rings import best_rings
 from collectives.topology.routes import Flow, Routes, chosen
 from collectives.topology.trees import Tree, trees_of
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
-
 ALGORITHMS = ("ll", "one_shot", "two_shot", "chain", "ring", "tree", "nvls", "nccl")
 """In the order in which equal predictions are preferred."""
-
-SIZES = {
-    **dict.fromkeys(("bool", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"), 1),
-    **dict.fromkeys(("int16", "uint16", "float16", "bfloat16"), 2),
-    **dict.fromkeys(("int32", "uint32", "float32"), 4),
-    **dict.fromkeys(("int64", "uint64", "float64", "complex64"), 8),
-    "complex128": 16,
-}
-"""Bytes of an element by its type's name."""
 
 RING_BUDGET = 20_000
 """Search steps for the rings: a fifth of a second."""
@@ -130,7 +122,7 @@ class Costs:
             raise ValueError(f"{world} ranks on {count} devices: from 1 rank to one a device is possible")
         if len(devices) != world or len(set(devices)) != world or not set(devices) <= set(range(count)):
             raise ValueError(
-                f"devices {list(devices)}: expected {world} different numbers from 0 to {count - 1}, one a rank"
+                f"devices {list(devices)}: expected {world} different numbers from 0 to {count - 1}"
             )
         self.constants = constants or numbers.default()
         self.topology = chosen(topology, devices)
@@ -159,6 +151,11 @@ class Costs:
         return trees_of(self.routes.pairs)
 
     @cached_property
+    def fingerprint(self) -> str:
+        """Of the ranks' part of the machine."""
+        return fingerprint(self.topology)
+
+    @cached_property
     def switched(self) -> list[float] | None:
         """GB/s of each rank's ports where all hang on NVSwitches; None where they do not."""
         return self.routes.ports()
@@ -168,10 +165,10 @@ class Costs:
 
         Args:
             algorithm: of :data:`ALGORITHMS`.
-            collective: of :data:`COLLECTIVES`.
+            collective: of ``call.COLLECTIVES``.
             nbytes: of the larger side: of one array of all_reduce and broadcast, of all_gather's output, of
                 reduce_scatter's input.
-            dtype: the element type, of :data:`SIZES`.
+            dtype: the element type, of ``call.SIZES``.
 
         Returns:
             None if the algorithm has no form for this collective or this machine.
@@ -264,7 +261,7 @@ class Costs:
 
     def _nvls(self, collective: str) -> Line | None:
         ports, c, n = self.switched, self.numbers, self.world
-        if not ports or n < 2 or "nvls_efficiency" not in c:
+        if not ports or n < 2 or not multicast(self.topology):
             return None
         load = 1.0 + 1.0 / n if collective == "all_reduce" else 1.0
         both = c["phase"] if collective == "all_reduce" else 0.0
@@ -287,33 +284,9 @@ class Costs:
         if any(refused(self.topology, i, j) for i, j in used):  # through the host's memory
             per_byte = max(per_byte, share / shared["staged"] * 1e-3)
         ring = Line(c["nccl_base"] + steps * self._hop("nccl_hop", used), per_byte)
-        nvls = self._nvls(collective) if collective == "all_reduce" and multicast(self.topology) else None
+        nvls = self._nvls(collective) if collective == "all_reduce" else None
         return (ring, Line(c["nccl_nvls_base"], nvls.per_byte)) if nvls else (ring,)
 
 
 def _edges(tree: Tree) -> list[tuple[int, int]]:
     return [(parent, child) for child, parent in enumerate(tree.parents) if parent is not None]
-
-
-def multicast(topology: Topology) -> bool:
-    """Whether all devices are of architectures that reduce and multicast in NVSwitches: sm_90 and later."""
-    archs = [gpu.arch or "" for gpu in topology.gpus]
-    return all(arch.startswith("sm_") and arch[3:].isdigit() and int(arch[3:]) >= 90 for arch in archs)
-
-
-def refused(topology: Topology, i: int, j: int) -> bool:
-    """Whether one of two devices may not reach the other's memory, as far as the source tells."""
-    a, b = topology.gpus[i], topology.gpus[j]
-    instances = all(gpu.parent is not None and (gpu.arch or "").startswith("sm_") for gpu in (a, b))
-    told = [topology.peers.get(pair) for pair in ((a.name, b.name), (b.name, a.name))]
-    return instances or False in told
-
-
-def check(collective: str, nbytes: int, dtype: str) -> None:
-    """Raises ValueError for names that are none, and negative bytes."""
-    if collective not in COLLECTIVES:
-        raise ValueError(f'no collective "{collective}": expected one of {", ".join(COLLECTIVES)}')
-    if dtype not in SIZES:
-        raise ValueError(f'no element type "{dtype}": expected one of {", ".join(SIZES)}')
-    if nbytes < 0:
-        raise ValueError(f"{nbytes} bytes: expected 0 or more")

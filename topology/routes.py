@@ -71,14 +71,13 @@ class Routes:
         pairs: the paths between the devices.
         lanes: by name.
         ways: ``ways[i][j]``, names of the lanes from rank i to rank j; empty on the diagonal.
-        remarks: what is not known and was taken to be slow, in words.
     """
 
     def __init__(self, topology: Topology, unknown: Mapping[str, float]) -> None:
         self.topology, self._unknown = topology, unknown
         self.pairs = Pairs(topology)
         self.lanes: dict[str, Lane] = {}
-        self.remarks: list[str] = []
+        self._assumed: dict[float, list[str]] = defaultdict(list)
         self._tree = host_graph(topology)
         self._groups = {level: self._parts(level) for level in (PathClass.PHB, PathClass.NODE, PathClass.SYS)}
         everyone = range(self.pairs.count)
@@ -119,6 +118,15 @@ class Routes:
                 return None
         return found
 
+    @property
+    def remarks(self) -> list[str]:
+        """What is not known and was taken to be slow, in words."""
+        found = []
+        for gbps, names in sorted(self._assumed.items()):
+            some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            found.append(f"not known how fast: {some}; planned as {gbps:g} GB/s")
+        return found
+
     def slowest_kind(self, pairs: Iterable[tuple[int, int]]) -> str:
         """``nvlink``, ``xgmi`` or ``pcie``: the slowest kind of link on the ways of some pairs of ranks."""
         kinds = {self._kind(i, j) for i, j in pairs}
@@ -133,7 +141,7 @@ class Routes:
     def _lane(self, name: str, gbps: float | None, fast: bool, assumed: float) -> str:
         if name not in self.lanes:
             if not gbps:
-                self.remarks.append(f"the speed of {name} is not known: planned as {assumed:g} GB/s")
+                self._assumed[assumed].append(name)
             self.lanes[name] = Lane(gbps or assumed, fast)
         return name
 
