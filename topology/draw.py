@@ -6,27 +6,23 @@ byte by byte, with one version of matplotlib.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.patches import FancyBboxPatch, PathPatch
+from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
 
-from collectives.topology.draw_layout import Box, Layout, layout
+from collectives.topology.draw_canvas import Canvas
+from collectives.topology.draw_layout import Box, layout
 from collectives.topology.draw_links import Bundle, Hub
+from collectives.topology.draw_words import NAMES, heading, pcie, plural, speed, summary
+from collectives.topology.draw_words import words as words_of
 from collectives.topology.fingerprint import fingerprint
-from collectives.topology.graph import Link, LinkKind, NodeKind, Topology, TopologyError
-from collectives.topology.health import Severity, findings
-from collectives.topology.paths import fully_connected, islands
+from collectives.topology.graph import LinkKind, NodeKind, Topology, TopologyError
+from collectives.topology.paths import islands
 
 COLOURS = {
     LinkKind.NVLINK: "#009E73",
@@ -34,13 +30,6 @@ COLOURS = {
     LinkKind.C2C: "#CC79A7",
     LinkKind.PCIE: "#7F7F7F",
     LinkKind.SOCKET: "#0072B2",
-}
-NAMES = {
-    LinkKind.NVLINK: "NVLink",
-    LinkKind.XGMI: "xGMI",
-    LinkKind.C2C: "device to host",
-    LinkKind.PCIE: "PCIe",
-    LinkKind.SOCKET: "between NUMA nodes",
 }
 BROKEN = "#B00020"
 _FILLS = {
@@ -73,63 +62,17 @@ def draw(topology: Topology, picture: str | Path, title: str | None = None) -> N
             raise TopologyError(f"it cannot be written: {error.strerror}", str(picture)) from error
 
 
-def _plural(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"
-
-
-def heading(topology: Topology) -> str:
-    """What the devices are: 8 × NVIDIA H100 80GB HBM3."""
-    kinds = Counter(gpu.model or (f"GPU {gpu.arch}" if gpu.arch else None) for gpu in topology.gpus)
-    host = topology.host.model if topology.host else None
-    words = [
-        f"{times} × {kind}" if kind else f"{_plural(times, 'GPU')} of unknown model"
-        for kind, times in kinds.items()
-    ]
-    return ", ".join(words) or host or "no device"
-
-
-def summary(topology: Topology) -> str:
-    """How they are joined, in a line."""
-    parts = []
-    groups = [group for group in islands(topology) if len(group) > 1]
-    fast = {link.kind for link in topology.links if link.kind in (LinkKind.NVLINK, LinkKind.XGMI)}
-    words = " and ".join(NAMES[kind] for kind in (LinkKind.NVLINK, LinkKind.XGMI) if kind in fast)
-    if fully_connected(topology):
-        parts.append(f"every pair joined by {words}")
-    elif len(groups) == 1 and len(groups[0]) == len(topology.gpus):
-        parts.append(f"one island of {words}, not every pair joined")
-    elif groups:
-        parts.append(f"{_plural(len(groups), 'island')} of {words}")
-    elif len(topology.gpus) > 1:
-        parts.append("no NVLink or xGMI between devices")
-    numa = {node.numa for node in topology.nodes if node.numa is not None}
-    numa |= {node.number for node in topology.host.numa} if topology.host else set()
-    if numa:
-        parts.append(_plural(len(numa), "NUMA node"))
-    if topology.nics:
-        parts.append(_plural(len(topology.nics), "network card"))
-    found = Counter(finding.severity for finding in findings(topology))
-    parts += [
-        _plural(found[severity], severity.value)
-        for severity in (Severity.ERROR, Severity.WARNING)
-        if found[severity]
-    ]
-    return " · ".join(parts)
-
-
 def _width(count: int | None) -> float:
     """Points of a line of so many links."""
     return 1.3 * min(count or 1, 4) + 0.2 * min(max((count or 1) - 4, 0), 14)
 
 
-class _Picture:
+class _Picture(Canvas):
     """One picture in the making."""
 
     def __init__(self, topology: Topology, title: str | None) -> None:
+        super().__init__()
         self.topology, self.layout = topology, layout(topology)
-        self.figure, self.legend = Figure(), dict[str, Any]()
-        self.axes = self.figure.add_axes((0.0, 0.0, 1.0, 1.0))
-        self.axes.set_axis_off()
         self.members = self._islands()
         self.reach: list[float] = []  # y of the outermost parts of links
         boxes = self.layout.boxes
@@ -140,7 +83,7 @@ class _Picture:
         self.sockets()
         for start, end in self.layout.wires:
             self.wire(boxes[start], boxes[end])
-        self.key(self.pcie(), COLOURS[LinkKind.PCIE], 1.4) if self.layout.wires else None
+        self.key(pcie(topology), COLOURS[LinkKind.PCIE], 1.4) if self.layout.wires else None
         self.coherent()
         for number, hub in enumerate(self.layout.fabric.hubs):
             self.hub(hub, number)
@@ -153,36 +96,10 @@ class _Picture:
         groups = [group for group in islands(self.topology) if len(group) > 1]
         stands_for = self.layout.fabric.stands_for
         return {
-            stands_for[self.topology.gpus[v].name]: number for number, group in enumerate(groups) for v in group
+            stands_for[self.topology.gpus[v].name]: number
+            for number, group in enumerate(groups)
+            for v in group
         }
-
-    def text(self, x: float, y: float, words: str, size: float = 8.0, **how: Any) -> None:
-        how = {"ha": "center", "va": "center", "zorder": 9, "color": "#1A1A1A", **how}
-        self.axes.text(x, y, words, fontsize=size, **how)
-
-    def box(self, box: Box, fill: str, edge: str, style: str = "-", order: float = 5) -> None:
-        round_by = min(0.08, box.height / 4)
-        self.axes.add_patch(
-            FancyBboxPatch(
-                (box.x - box.width / 2, box.y - box.height / 2),
-                box.width,
-                box.height,
-                boxstyle=f"round,pad=0,rounding_size={round_by}",
-                facecolor=fill,
-                edgecolor=edge,
-                linestyle=style,
-                linewidth=1.1,
-                zorder=order,
-            )
-        )
-
-    def line(self, xs: Iterable[float], ys: Iterable[float], colour: str, width: float, **how: Any) -> None:
-        self.axes.add_line(
-            Line2D(list(xs), list(ys), color=colour, linewidth=width, **{"zorder": 2, "solid_capstyle": "round", **how})
-        )
-
-    def key(self, words: str, colour: str, width: float, style: str = "-") -> None:
-        self.legend.setdefault(words, Line2D([], [], color=colour, linewidth=width, linestyle=style))
 
     def node(self, box: Box) -> None:
         if box.kind == NodeKind.NUMA:
@@ -208,7 +125,7 @@ class _Picture:
         numbers = [self.topology.gpus.index(gpu) for gpu in parts]
         whole = parts[0].name == box.name
         words = f"GPU {numbers[0]}" if whole else f"GPU {numbers[0]}–{numbers[-1]}"
-        small = parts[0].bus if whole else f"{_plural(len(parts), 'partition')}"
+        small = parts[0].bus if whole else f"{plural(len(parts), 'partition')}"
         models = {gpu.model or gpu.arch for gpu in self.topology.gpus}
         if len(models) > 1:
             small = parts[0].model or parts[0].arch or "unknown"
@@ -220,7 +137,7 @@ class _Picture:
         host = self.topology.host
         node = next((node for node in host.numa if node.number == number), None) if host else None
         cores = len(node.all_cores or node.cores) if node else 0
-        return f"NUMA {number}" + (f" · {_plural(cores, 'core')}" if cores else "")
+        return f"NUMA {number}" + (f" · {plural(cores, 'core')}" if cores else "")
 
     def wire(self, start: Box, end: Box) -> None:
         colour = COLOURS[LinkKind.PCIE]
@@ -228,30 +145,16 @@ class _Picture:
         y1 = end.y + (end.height / 2 if y0 > end.y else -end.height / 2)
         self.line((start.x, x1), (y0, y1), colour, 1.4)
 
-    def pcie(self) -> str:
-        """What the wires over PCIe are, as far as all that leave devices and cards are of one or two kinds."""
-        links = [
-            link
-            for node in (*self.topology.gpus, *self.topology.nics)
-            for link in self.topology.links_from(node.name)
-            if link.kind == LinkKind.PCIE and self.topology.node(link.target).kind != NodeKind.GPU
-        ]
-        words = {(link.generation, link.width): link.gbps for link in links}
-        if not words or len(words) > 2 or any(None in kind for kind in words):
-            return NAMES[LinkKind.PCIE]
-        return " and ".join(
-            f"PCIe {generation} ×{width}" + (f", {gbps:.3g} GB/s" if gbps else "")
-            for (generation, width), gbps in sorted(words.items(), key=str)
-        )
-
     def sockets(self) -> None:
         rows, boxes = self.layout.rows, self.layout.boxes
         colour = COLOURS[LinkKind.SOCKET]
         drawn = False
         for row in rows:
-            for a, b in zip(row, row[1:], strict=False):
+            for a, b in itertools.pairwise(row):
                 left, right = boxes[a], boxes[b]
-                self.line((left.x + left.width / 2, right.x - right.width / 2), (left.y, right.y), colour, 2.2)
+                self.line(
+                    (left.x + left.width / 2, right.x - right.width / 2), (left.y, right.y), colour, 2.2
+                )
                 drawn = True
         if len(rows) == 2 and all(rows):
             upper, lower = boxes[rows[0][0]], boxes[rows[1][0]]
@@ -267,7 +170,7 @@ class _Picture:
             drawn = True
         if drawn:
             links = [link for link in self.topology.links if link.kind == LinkKind.SOCKET]
-            self.key(NAMES[LinkKind.SOCKET] + _speed(links), colour, 2.2)
+            self.key(NAMES[LinkKind.SOCKET] + speed(links), colour, 2.2)
 
     def coherent(self) -> None:
         """Fast and coherent links between devices and the host."""
@@ -280,16 +183,12 @@ class _Picture:
                 x = box.x + box.width / 4
                 colour, width = COLOURS[link.kind], _width(link.count)
                 self.line((x, x), (box.back, host.y), colour, width)
-                self.key(_words(link.kind, link.count, None, link.gbps), colour, width)
+                self.key(words_of(link.kind, link.count, None, link.gbps), colour, width)
 
     def hub(self, hub: Hub, number: int) -> None:
         boxes = [self.layout.boxes[name] for name in hub.members]
         faces = {box.face for box in boxes}
-        fronts = [box.front for box in boxes]
-        if len(faces) > 1:
-            y = 0.0
-        else:
-            y = fronts[0] + boxes[0].face * 0.95
+        y = 0.0 if len(faces) > 1 else boxes[0].front + boxes[0].face * 0.95
         left = min(box.x - box.width / 2 for box in boxes)
         right = max(box.x + box.width / 2 for box in boxes)
         self.reach += [y - 0.3, y + 0.3]
@@ -300,15 +199,22 @@ class _Picture:
             words = "NVSwitch (not named by the source; every pair has all links of its devices)"
         else:
             words = "NVSwitch" if hub.switches == 1 else f"{hub.switches} NVSwitches"
-        self.text(shape.x, y, words, 9.5 if hub.switches else 8.5, weight="bold" if hub.switches else "normal", color="#00543D")
+        self.text(
+            shape.x,
+            y,
+            words,
+            9.5 if hub.switches else 8.5,
+            weight="bold" if hub.switches else "normal",
+            color="#00543D",
+        )
         for bundle in hub.links:
             box = self.layout.boxes[bundle.a]
             colour, width = COLOURS[bundle.kind], _width(bundle.count)
             edge = y + (0.23 if box.y > y else -0.23)
             self.line((box.x, box.x), (box.front, edge), colour, width, solid_capstyle="butt")
             count = "?" if bundle.count is None else str(bundle.count)
-            self.text(box.x + 0.2, (box.front + edge) / 2, f"×{count}", 7.5, color=colour, ha="left" )
-            self.key(_words(bundle.kind, bundle.count, bundle.generation, bundle.gbps), colour, width)
+            self.text(box.x + 0.2, (box.front + edge) / 2, f"×{count}", 7.5, color=colour, ha="left")
+            self.key(words_of(bundle.kind, bundle.count, bundle.generation, bundle.gbps), colour, width)
 
     def direct(self, bundles: tuple[Bundle, ...]) -> None:
         boxes = self.layout.boxes
@@ -328,7 +234,7 @@ class _Picture:
     def arc(self, bundle: Bundle, x0: float, x1: float, labelled: bool) -> None:
         a, b = self.layout.boxes[bundle.a], self.layout.boxes[bundle.b]
         colour = BROKEN if bundle.one_way else COLOURS[bundle.kind]
-        style = "--" if bundle.one_way or bundle.count is None and not bundle.a.startswith("card ") else "-"
+        style = "--" if bundle.one_way or (bundle.count is None and not bundle.a.startswith("card ")) else "-"
         width = _width(bundle.count)
         if a.face == b.face:
             reach = min(self.layout.depth, 0.34 + 0.3 * abs(x1 - x0)) * 4 / 3 * 0.95
@@ -340,18 +246,25 @@ class _Picture:
         self.reach += [(point[1] * 3 + end) / 4 for point, end in ((inner[0], a.front), (inner[1], b.front))]
         curve = Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
         self.axes.add_patch(
-            PathPatch(curve, facecolor="none", edgecolor=colour, linewidth=width, linestyle=style, zorder=3, alpha=0.85, capstyle="round")
+            PathPatch(
+                curve,
+                facecolor="none",
+                edgecolor=colour,
+                linewidth=width,
+                linestyle=style,
+                zorder=3,
+                alpha=0.85,
+                capstyle="round",
+            )
         )
-        words = _words(bundle.kind, bundle.count, bundle.generation, bundle.gbps)
+        words = words_of(bundle.kind, bundle.count, bundle.generation, bundle.gbps)
         if bundle.a.startswith("card "):
             words = f"{NAMES[bundle.kind]} between the partitions of two cards"
         if bundle.one_way:
             words = f"{NAMES[bundle.kind]}, told by one end only"
         self.key(words, colour, width, style)
         if labelled and bundle.count is not None:
-            x, y = (
-                (points[0][d] + 3 * points[1][d] + 3 * points[2][d] + points[3][d]) / 8 for d in (0, 1)
-            )
+            x, y = ((points[0][d] + 3 * points[1][d] + 3 * points[2][d] + points[3][d]) / 8 for d in (0, 1))
             plain = {"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none"}
             self.text(x, y, f"×{bundle.count}", 7.5, color=colour, bbox=plain)
 
@@ -388,25 +301,14 @@ class _Picture:
                 handlelength=2.6,
                 columnspacing=1.6,
             )
-        note = f"{Path(self.topology.source).name or 'this machine'} · fingerprint {fingerprint(self.topology)}"
+        note = (
+            f"{Path(self.topology.source).name or 'this machine'} · fingerprint {fingerprint(self.topology)}"
+        )
         self.text(right - 0.1, low - bottom + 0.14, note, 6.5, ha="right", color="#888888")
 
 
 def _side(mine: Box, other: Box) -> tuple[float, float]:
-    """Where on a device's front a link begins, so that few cross: left, across, right; nested within a row."""
+    """Where on a device's front a link begins, so that few cross: left, across, right."""
     if mine.face != other.face:
         return 0.0, other.x
     return (-1.0, -other.x) if other.x < mine.x else (1.0, -other.x)
-
-
-def _speed(links: Iterable[Link]) -> str:
-    speeds = {link.gbps for link in links}
-    known = sorted(speed for speed in speeds if speed is not None)
-    return f", {known[0]:g} GB/s" if len(speeds) == 1 and known else ""
-
-
-def _words(kind: LinkKind, count: int | None, generation: int | None, gbps: float | None) -> str:
-    name = NAMES[kind] + (f" {generation}" if generation else "")
-    number = "number of links unknown" if count is None else _plural(count, "link")
-    return f"{name}, {number}" + (f", {gbps:.4g} GB/s each way" if gbps else "")
-

@@ -84,7 +84,15 @@ def fabric(topology: Topology) -> Fabric:
     for a, b in direct:
         if (b, a) not in direct or a < b:
             both = direct[a, b], direct.get((b, a), [])
-            bundles.append(_bundle(a, b, both[0], one_way=not both[1], cards=stands_for[both[0][0].source] != both[0][0].source))
+            bundles.append(
+                _bundle(
+                    a,
+                    b,
+                    both[0],
+                    one_way=not both[1],
+                    cards=stands_for[both[0][0].source] != both[0][0].source,
+                )
+            )
     return Fabric(stands_for, tuple(hubs), tuple(bundles))
 
 
@@ -111,7 +119,7 @@ def _switched(topology: Topology) -> list[Hub]:
         kinds = topology.node(link.source).kind, topology.node(link.target).kind
         if link.kind in FAST and set(kinds) == {NodeKind.GPU, NodeKind.NVSWITCH}:
             joined.add_edge(link.source, link.target)
-    hubs = []
+    hubs: list[Hub] = []
     for part in nx.connected_components(joined):
         members = tuple(gpu.name for gpu in topology.gpus if gpu.name in part)
         bundles = []
@@ -139,7 +147,7 @@ def _inferred(topology: Topology) -> list[Hub]:
         for i, j in itertools.combinations(range(pairs.count), 2)
         if pairs.paths[i][j].kind == PathClass.LINK
     )
-    hubs = []
+    hubs: list[Hub] = []
     for part in sorted(sorted(part) for part in nx.connected_components(joined)):
         ports = [pairs.ports[i] for i in part]
         if len(part) < 3 or not pairs.joined(part) or None in ports:

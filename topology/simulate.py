@@ -4,9 +4,9 @@ N nodes of R ranks reduce B bytes in three steps, one after another (nothing is 
 
     T = reduce_scatter(B, R) + between(B / R, N) + all_gather(B, R)
 
-Inside a node (reduce_scatter, all_gather) the cost model of one machine predicts (``cost.py``). Between nodes
-each of the R ranks all-reduces its shard of m = B / R bytes with the ranks of its number on the other nodes,
-by an engine::
+Inside a node (reduce_scatter, all_gather) stands what the plan of one machine chooses and predicts
+(``plan.py``, ``cost.py``). Between nodes each of the R ranks all-reduces its shard of m = B / R bytes with
+the ranks of its number on the other nodes, by an engine::
 
     ring:  base + 2 (N - 1) hop + 2 (N - 1) / N m / (efficiency G)
     tree:  base + 2 ceil(log2 N) hop + 2 m / (efficiency G)
@@ -30,6 +30,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 
 from collectives.topology.graph import Node, NodeKind, Topology, TopologyError
 from collectives.topology.paths import nearest, path
@@ -110,9 +111,9 @@ ENGINES = {
             1448 / 1538,
             1.1,
             True,
-            "hop and the rate of one process: deepspeedai/DeepSpeed#5391 (64 KB in 230 us, 32 MB in 30.7 ms over "
-            "the loopback device; ranks not given, taken as two); payload: TCP over Ethernet with packets of "
-            "1500 bytes",
+            "hop and the rate of one process: deepspeedai/DeepSpeed#5391 (64 KB in 230 us, 32 MB in 30.7 ms "
+            "over the loopback device; ranks not given, taken as two); payload: TCP over Ethernet with "
+            "packets of 1500 bytes",
         ),
     )
 }
@@ -161,7 +162,7 @@ class Cluster:
         engine: between them.
         link_gbits: Gbit/s of a network card's port; None takes what the topology tells.
         hop_us: microseconds of a hop between nodes, in place of the engine's.
-        inside: predicts steps inside a node; None asks the cost model.
+        inside: predicts steps inside a node; None asks the plan.
 
     Attributes:
         gbps: G of the formula.
@@ -230,9 +231,7 @@ class Cluster:
 
     def _host(self, topology: Topology, devices: tuple[Node, ...]) -> float | None:
         places = {node.numa: node for node in topology.of_kind(NodeKind.NUMA)}
-        ways = [
-            path(topology, gpu, places[gpu.numa]).gbps if gpu.numa in places else None for gpu in devices
-        ]
+        ways = [path(topology, gpu, places[gpu.numa]).gbps if gpu.numa in places else None for gpu in devices]
         known = [gbps for gbps in ways if gbps is not None]
         if len(known) < len(ways):
             self.remarks.append("copies to host memory and back are not counted: their speed is not told")
@@ -265,13 +264,17 @@ def _fastest(nics: tuple[Node, ...]) -> tuple[Node, ...]:
 
 
 def _cost_model(topology: Topology, ranks: int) -> Inside:
-    """The fastest of our algorithms among the ranks of one machine."""
-    from collectives.topology.cost import ALGORITHMS, Costs
+    """What the plan for the ranks of one machine chooses, and predicts."""
+    from collectives.topology.cost import Costs
+    from collectives.topology.plan import plan
 
     costs = Costs(topology, ranks)
 
+    @cache
     def inside(collective: str, nbytes: int) -> float:
-        times = [costs.predict(name, collective, nbytes) for name in ALGORITHMS if name != "nccl"]
-        return min(time for time in times if time is not None)
+        chosen = plan(costs, collective, nbytes)
+        if chosen.microseconds is None:
+            raise TopologyError(f"inside a node: {chosen.reason}", topology.source)
+        return chosen.microseconds
 
     return inside

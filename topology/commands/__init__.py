@@ -1,1 +1,1 @@
-"""The commands of ``python -m collectives.topology``, one module each: ``add`` its options, and ``run`` it."""
+"""The commands of ``python -m collectives.topology``, a module each: ``add`` its options, ``run`` it."""

@@ -1,7 +1,7 @@
 """What commands print: headings, facts and tables, by rich on a terminal, as plain lines elsewhere.
 
-Nothing is cut off: on a terminal a table too wide for it is printed in blocks of columns, under the same first
-column; in a file or a pipe a row is one line, however long.
+Nothing is cut off: on a terminal a table too wide for it is printed in blocks of columns, each beside the
+same first column; in a file or a pipe a row is one line, however long.
 """
 
 from __future__ import annotations

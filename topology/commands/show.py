@@ -55,9 +55,7 @@ def print_machine(data: dict[str, Any]) -> None:
     if data["findings"]:
         screen.heading("Findings")
         for found in data["findings"]:
-            screen.line(
-                f"{found['severity']}: {found['words']}", screen.STYLES.get(found["severity"], "")
-            )
+            screen.line(f"{found['severity']}: {found['words']}", screen.STYLES.get(found["severity"], ""))
     elif data["devices"]:
         screen.heading("Findings")
         screen.line("none: nothing looks broken")
@@ -183,7 +181,8 @@ def _print_shape(data: dict[str, Any]) -> None:
     elif len(islands) == 1:
         shape = "one, not every pair has a link"
     elif all(len(island) == 1 for island in islands):
-        shape = "none: no device has NVLink or xGMI to another"
+        unknown = any("?" in row for row in data["matrix"]["cells"])
+        shape = "none known" if unknown else "none: no device has NVLink or xGMI to another"
     else:
         shape = f"{len(islands)}: " + " | ".join(screen.numbers(island) for island in islands)
     best = rings["best"]
