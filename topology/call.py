@@ -16,7 +16,7 @@ SIZES = {
 OPS = ("sum", "avg", "min", "max", "product")
 
 LEVELS = ("rank", "same", "any")
-"""Order levels, the strongest first: as if added by rank; equal bits on all ranks and in all runs of one plan;
+"""Order levels, strongest first: as if added by rank; equal bits on all ranks and in all runs of one plan;
 neither."""
 
 

@@ -108,15 +108,14 @@ class Routes:
 
     def ports(self) -> list[float] | None:
         """GB/s of each device to its NVSwitches; None unless all ranks' devices hang on such."""
-        found = []
-        for i, gpu in enumerate(self.topology.gpus):
-            up = [link for link in self.topology.links_from(gpu.name) if link.kind in FAST]
-            if not any(self.topology.node(link.target).kind == NodeKind.NVSWITCH for link in up):
+        n = self.pairs.count
+        if n < 2 or not self.pairs.joined(range(n)):
+            return None
+        for gpu in self.topology.gpus:
+            ends = [link.target for link in self.topology.links_from(gpu.name) if link.kind in FAST]
+            if not any(self.topology.node(end).kind == NodeKind.NVSWITCH for end in ends):
                 return None
-            found.append(self.lanes[f"{gpu.name} ports out"].gbps if self.pairs.count > 1 else 0.0)
-            if any(self.pairs.paths[i][j].kind != PathClass.LINK for j in range(self.pairs.count) if j != i):
-                return None
-        return found
+        return [self.lanes[f"{gpu.name} ports out"].gbps for gpu in self.topology.gpus]
 
     @property
     def remarks(self) -> list[str]:
