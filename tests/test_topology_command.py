@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -107,9 +108,8 @@ def test_convert_to_xml_and_back(capsys: pytest.CaptureFixture[str], files: Path
     assert root.tag == "system" and len(root.findall(".//gpu")) == 8 and len(root.findall(".//net")) == 8
     assert run(capsys, "convert", files / "nvswitch.json", "--to", "nccl-xml", "-o", files / "nccl.xml") == ""
     assert (files / "nccl.xml").read_text() == text
-    before, after = (
-        json.loads(run(capsys, "show", files / f, "--json")) for f in ("nvswitch.json", "nccl.xml")
-    )
+    both = ("nvswitch.json", "nccl.xml")
+    before, after = (json.loads(run(capsys, "show", files / name, "--json")) for name in both)
     assert before["matrix"] == after["matrix"] and before["islands"] == after["islands"]
     assert run(capsys, "convert", files / "nccl.xml", "--to", "nccl-xml") == text
     run(capsys, "convert", files / "pairs.txt", "--to", "recording", "-o", files / "pairs.json")
@@ -201,10 +201,10 @@ class Terminal(io.StringIO):
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch, width: int, *arguments: object) -> str:
     monkeypatch.setenv("COLUMNS", str(width))
-    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert main([str(argument) for argument in arguments]) == 0
-    return str(sys.stdout.getvalue())  # type: ignore[attr-defined]
+    return re.sub(r"\x1b\[[0-9;]*m", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -11,12 +11,14 @@ from hypothesis import strategies as st
 from topology_files import FILES, refuse, run, write
 
 from collectives.topology.cost import Costs
-from collectives.topology.graph import TopologyError
+from collectives.topology.graph import Topology, TopologyError
 from collectives.topology.plan import plan
 from collectives.topology.plan_record import Plan
 from collectives.topology.simulate import ENGINES, Cluster
 from collectives.topology.sources import load
 from collectives.topology.sources.files import parse
+
+SIZES = st.integers(1, 1 << 34)
 
 
 @pytest.fixture
@@ -26,9 +28,8 @@ def files(tmp_path: Path) -> Path:
 
 def test_plan_prints_predictions_choice_and_reasons(capsys: pytest.CaptureFixture[str], files: Path) -> None:
     text = run(capsys, "plan", files / "nvswitch.json", "all_reduce", "-b", "1K", "-e", "64M", "-n", "8")
-    rows = {
-        line.split()[0]: line.split() for line in text.splitlines() if line[:1].isdigit() and ":" not in line
-    }
+    cells = [line.split() for line in text.splitlines() if line[:1].isdigit() and ":" not in line]
+    rows = {row[0]: row for row in cells}
     topology = load(files / "nvswitch.json")
     for size, nbytes in (("1K", 1 << 10), ("64M", 64 << 20)):
         expected = plan(topology, "all_reduce", nbytes, world=8)
@@ -123,9 +124,7 @@ def test_inside_a_node_stands_the_plan() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(
-    st.integers(1, 1 << 34), st.integers(1, 1 << 34), st.integers(1, 4096), st.sampled_from(sorted(ENGINES))
-)
+@given(SIZES, SIZES, st.integers(1, 4096), st.sampled_from(sorted(ENGINES)))
 def test_time_grows_with_bytes(first: int, second: int, nodes: int, engine: str) -> None:
     cluster = Cluster(
         parse(FILES["pairs.txt"]), 4, ENGINES[engine], 200.0, inside=lambda name, nbytes: 1.0 + nbytes * 1e-6
@@ -138,8 +137,4 @@ def test_time_grows_with_bytes(first: int, second: int, nodes: int, engine: str)
 
 def test_a_cluster_needs_devices() -> None:
     with pytest.raises(TopologyError, match="0 devices"):
-        Cluster(
-            parse('{"format": "collectives-topology", "version": 1, "nodes": [], "links": []}'),
-            1,
-            ENGINES["nccl"],
-        )
+        Cluster(Topology([]), 1, ENGINES["nccl"])

@@ -69,13 +69,9 @@ def nvswitch() -> str:
         join(nics[i].name, bridges[i].name, LinkKind.PCIE, **pcie)
         join(bridges[i].name, f"numa{i // 4}", LinkKind.PCIE, **pcie)
     join("numa0", "numa1", LinkKind.SOCKET, gbps=22.0)
-    host = Host(
-        "a processor",
-        tuple(
-            Numa(i, i, tuple(range(8 * i, 8 * i + 8)), tuple(range(8 * i, 8 * i + 8)), {0: 10, 1: 21})
-            for i in (0, 1)
-        ),
-    )
+    cores = (tuple(range(8)), tuple(range(8, 16)))
+    distances = ({0: 10, 1: 21}, {0: 21, 1: 10})
+    host = Host("a processor", tuple(Numa(i, i, cores[i], cores[i], distances[i]) for i in (0, 1)))
     nodes = [*gpus, *switches, *bridges, *nics, *numa]
     return record.dumps(Topology(nodes, links, host=host))
 
