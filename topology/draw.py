@@ -15,7 +15,7 @@ import matplotlib
 from matplotlib.patches import PathPatch
 from matplotlib.path import Path as Curve
 
-from collectives.topology.draw_canvas import Canvas
+from collectives.topology.draw_canvas import BROKEN, COLOURS, FILLS, ISLANDS, Canvas
 from collectives.topology.draw_layout import Box, layout
 from collectives.topology.draw_links import Bundle, Hub
 from collectives.topology.draw_words import NAMES, heading, pcie, plural, speed, summary
@@ -24,21 +24,6 @@ from collectives.topology.fingerprint import fingerprint
 from collectives.topology.graph import LinkKind, NodeKind, Topology, TopologyError
 from collectives.topology.paths import islands
 
-COLOURS = {
-    LinkKind.NVLINK: "#009E73",
-    LinkKind.XGMI: "#D55E00",
-    LinkKind.C2C: "#CC79A7",
-    LinkKind.PCIE: "#7F7F7F",
-    LinkKind.SOCKET: "#0072B2",
-}
-BROKEN = "#B00020"
-_FILLS = {
-    NodeKind.NIC: ("#FFF3D6", "#C98F00"),
-    NodeKind.PCI_SWITCH: ("#E4E4E4", "#7F7F7F"),
-    NodeKind.NUMA: ("#DCE9F5", "#0072B2"),
-    NodeKind.NVSWITCH: ("#D3EFE5", "#009E73"),
-}
-_ISLANDS = ("#E6F4EE", "#FCE8DC", "#EFE6F7", "#FFF7CC", "#E0F0FA", "#F9E3EE", "#ECECEC", "#E9F3D8")
 _LABELLED = 12
 """Up to so many pairs of devices the number of links stands on each."""
 
@@ -103,13 +88,13 @@ class _Picture(Canvas):
 
     def node(self, box: Box) -> None:
         if box.kind == NodeKind.NUMA:
-            self.box(box, *_FILLS[box.kind])
+            self.box(box, *FILLS[box.kind])
             self.text(box.x, box.y, self._numa(int(box.name[4:])), 8.5)
         elif box.kind == NodeKind.PCI_SWITCH:
-            self.box(box, *_FILLS[box.kind])
+            self.box(box, *FILLS[box.kind])
             self.text(box.x, box.y, self.layout.titles[box.name], 6.5)
         elif box.kind == NodeKind.NIC:
-            self.box(box, *_FILLS[box.kind])
+            self.box(box, *FILLS[box.kind])
             node = self.topology.node(box.name)
             self.text(box.x, box.y + 0.1, node.label or node.name, 7)
             speed = "NIC" if node.gbps is None else f"{node.gbps * 8:g} Gbit/s"
@@ -120,7 +105,7 @@ class _Picture(Canvas):
     def device(self, box: Box) -> None:
         parts = [gpu for gpu in self.topology.gpus if self.layout.fabric.stands_for[gpu.name] == box.name]
         island = self.members.get(box.name)
-        fill = "#F4F4F4" if island is None else _ISLANDS[island % len(_ISLANDS)]
+        fill = "#F4F4F4" if island is None else ISLANDS[island % len(ISLANDS)]
         self.box(box, fill, "#333333")
         numbers = [self.topology.gpus.index(gpu) for gpu in parts]
         whole = parts[0].name == box.name
@@ -194,7 +179,7 @@ class _Picture(Canvas):
         self.reach += [y - 0.3, y + 0.3]
         # A switch is as wide as what it joins; lines go straight down to it.
         shape = Box(f"hub{number}", NodeKind.NVSWITCH, (left + right) / 2, y, right - left, 0.46)
-        self.box(shape, *_FILLS[NodeKind.NVSWITCH])
+        self.box(shape, *FILLS[NodeKind.NVSWITCH])
         if hub.switches is None:
             words = "NVSwitch (not named by the source; every pair has all links of its devices)"
         else:

@@ -14,6 +14,23 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyBboxPatch
 
 from collectives.topology.draw_layout import Box
+from collectives.topology.graph import LinkKind, NodeKind
+
+COLOURS = {
+    LinkKind.NVLINK: "#009E73",
+    LinkKind.XGMI: "#D55E00",
+    LinkKind.C2C: "#CC79A7",
+    LinkKind.PCIE: "#7F7F7F",
+    LinkKind.SOCKET: "#0072B2",
+}
+BROKEN = "#B00020"
+FILLS = {
+    NodeKind.NIC: ("#FFF3D6", "#C98F00"),
+    NodeKind.PCI_SWITCH: ("#E4E4E4", "#7F7F7F"),
+    NodeKind.NUMA: ("#DCE9F5", "#0072B2"),
+    NodeKind.NVSWITCH: ("#D3EFE5", "#009E73"),
+}
+ISLANDS = ("#E6F4EE", "#FCE8DC", "#EFE6F7", "#FFF7CC", "#E0F0FA", "#F9E3EE", "#ECECEC", "#E9F3D8")
 
 
 class Canvas:

@@ -53,7 +53,7 @@ def facts(pairs: Sequence[tuple[str, str]]) -> None:
         return
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
-    grid.add_column()
+    grid.add_column(overflow="fold")
     for name, value in pairs:
         grid.add_row(name, Text(value))
     screen.print(grid)
