@@ -38,6 +38,7 @@ SUBJECTS = {
     "model": "tokens per second of a tensor-parallel Llama",
     "ddp": "training steps under DistributedDataParallel",
     "groups": "what a process group costs in memory, descriptors, threads and time",
+    "choice": "the automatic choice of algorithm beside every forced one",
 }
 
 

@@ -23,7 +23,7 @@ class Run:
 
     Args:
         comm, launch, yields: see on_ranks.
-        args: with `backend` and `json`.
+        args: with `json` and `backend`, which is None where torch has no part in it.
         argv: the command line, for the JSON.
         about: lines on what is run and how, for the header.
         config: the same as numbers, for the JSON.
@@ -41,15 +41,20 @@ class Run:
         config: Mapping[str, Any],
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        import torch
-
         self._comm, self._json = comm, args.json
-        known = {"torch": str(torch.__version__), **(versions or {})}
-        if args.backend == OWN_BACKEND:
+        known = dict(versions or {})
+        if args.backend is not None:
+            import torch
+
+            known = {"torch": str(torch.__version__), **known}
+        if args.backend in (OWN_BACKEND, None):
             known = {OWN_BACKEND: __version__, **known}
         self._facts = environment(launch, known)
         threads = max(1, int(self._facts["cores"]) // comm.world_size)
-        torch.set_num_threads(threads)
+        cores = []
+        if args.backend is not None:
+            torch.set_num_threads(threads)
+            cores = [f"threads: torch computes on {threads} in each rank"]
         ranks = gather_ranks(comm)
         self._load = {"start": load_average()}
         self._head = {
@@ -59,8 +64,7 @@ class Run:
             "config": {"backend": args.backend, **config, "threads": threads, "devices": ranks},
             "environment": self._facts,
         }
-        cores = f"threads: torch computes on {threads} in each rank"
-        for line in (*machine(self._facts), *about, cores, *ranks_and_load(self._facts, ranks, yields)):
+        for line in (*machine(self._facts), *about, *cores, *ranks_and_load(self._facts, ranks, yields)):
             self.say("# " + line)
 
     def say(self, text: str) -> None:

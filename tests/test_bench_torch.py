@@ -187,7 +187,8 @@ def test_a_llama(backend: str, tmp_path: Path) -> None:
     numbers = tmp_path / "r.json"
     result = run([*BENCH, *LLAMA, "-np", "2", "--backend", backend, "-J", str(numbers)], PATIENCE)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert f"{backend} (ours)" in result.stdout and "# results              : OK" in result.stdout
+    label = f"{backend} (ours)" if backend == "collectives" else backend
+    assert f" {label} " in result.stdout and "# results              : OK" in result.stdout
     document = json.loads(numbers.read_text())
     assert [one["name"] for one in document["results"]] == ["ours", "gloo", "none"]
     assert all(one["time"] > 0 and len(one["rounds"]) == 2 for one in document["results"])

@@ -67,11 +67,12 @@ def redistribute(mesh_shape: tuple[int, ...], names: list[str]) -> dict[str, Any
     return result
 
 
-def check(ranks: Ranks, mesh_shape: tuple[int, ...], names: list[str]) -> None:
+def check(ranks: Ranks, mesh_shape: tuple[int, ...], names: list[str], share: float = 0.5) -> None:
+    """`share` of the conversions, at least, are not refused by torch itself."""
     ours, theirs = ranks.both(redistribute, mesh_shape, names, limit=300)
     assert_same(ours, theirs)
     done = sum(isinstance(value, torch.Tensor) for value in ours[0].values())
-    assert done > len(ours[0]) // 2, ours[0]
+    assert done > share * len(ours[0]), ours[0]
     wholes = [{name: v for name, v in values.items() if "whole" in name} for values in ours]
     for other in wholes[1:]:
         assert_same(other, wholes[0], rtol=0, atol=0)
@@ -87,7 +88,7 @@ def test_redistribute_on_a_grid(torch_pools: Any) -> None:
 
 @pytest.mark.nightly
 def test_redistribute_on_a_grid_between_all_placements(torch_pools: Any) -> None:
-    check(torch_pools(4), (2, 2), list(PLACEMENTS))
+    check(torch_pools(4), (2, 2), list(PLACEMENTS), share=0.3)  # torch refuses most pairs of partial ones
 
 
 class Block(nn.Module):

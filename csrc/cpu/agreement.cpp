@@ -97,7 +97,7 @@ Failure broken(const Breakdown& b, const Watch& watch) {
       if (b.expired)
         text += list_ranks(culprits) + " did not arrive within the timeout of " + seconds + " s";
       else if (b.standing.culprit == b.rank)
-        text += "another rank gave up waiting for this one";
+        text += list_ranks(culprits) + " did not arrive in time: another rank gave up waiting for this one";
       else
         text += list_ranks(culprits) +
                 " did not arrive in time for another rank (the timeout of this one: " + seconds + " s)";

@@ -84,9 +84,11 @@ void Queue::hurry() {
   if (!running_ && !waiting_.empty()) arm(std::chrono::nanoseconds(1));
 }
 
-// With the lock, which is given away meanwhile.
+// With the lock, which is given away meanwhile. The last reference to the call must not go with the lock
+// held: what Python made for it goes with it, which takes the GIL, and a thread that has the GIL may want the
+// lock.
 void Queue::run_front(std::unique_lock<std::mutex>& lock, bool is_worker) {
-  const c10::intrusive_ptr<QueuedWork> work = std::move(waiting_.front());
+  c10::intrusive_ptr<QueuedWork> work = std::move(waiting_.front());
   waiting_.pop_front();
   disarm();
   work->taken_ = true;
@@ -94,6 +96,7 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, bool is_worker) {
   lock.unlock();
   work->run();
   const bool quiet = work->finish_quietly();
+  if (quiet) work.reset();
   lock.lock();
   running_ = false;
   if (sleepers_ > 0) turn_over_.notify_all();
@@ -103,6 +106,7 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, bool is_worker) {
   ensure_worker();
   lock.unlock();
   work->finish();
+  work.reset();
   lock.lock();
   if (sleepers_ > 0) turn_over_.notify_all();
   if (is_worker) ++available_;
@@ -111,16 +115,20 @@ void Queue::run_front(std::unique_lock<std::mutex>& lock, bool is_worker) {
 void Queue::drive(QueuedWork& work, double seconds) {
   using std::chrono::steady_clock;
   const auto begun = steady_clock::now();
+  take_interruption();  // of an earlier call, which has thrown it
   std::unique_lock lock(mutex_);
   while (!work.isCompleted()) {
     // A call cannot be left in the middle, so whoever has a limit does not begin one. Nor does whoever waits
     // for callbacks alone begin what lies behind: that may need what this thread is to do next.
     if (!running_ && !work.taken_ && seconds == 0) {
-      take_interruption();  // of an earlier call, which has thrown it
       run_front(lock, false);
+      if (work.isCompleted()) continue;
+      lock.unlock();
       const std::exception_ptr raised = take_interruption();
-      if (!raised || work.isCompleted()) continue;
-      if (!waiting_.empty()) arm(kPatience);
+      lock.lock();
+      if (!raised) continue;
+      if (!waiting_.empty() && !running_) arm(kPatience);
+      lock.unlock();
       std::rethrow_exception(raised);
     }
     auto until = steady_clock::now() + kLook;

@@ -98,10 +98,23 @@ void test_states_and_words() {
     const FlightEntry entry(nullptr, d, 9, nullptr, 0);
   }
   CHECK(last().find("call 8") != std::string::npos);
-  // Messages have a ring of their own, and are no calls.
+  // Messages have a ring of their own. One on its way says more than a call that has ended, one that ended
+  // earlier says less, and a receive from anybody gets its sender and number when the message comes.
   FlightRing messages(pages->messages);
+  const Descriptor from_any{5, Collective::recv, Op::sum, DType::i8, Algorithm::automatic, kAnyRank};
+  const uint64_t received = messages.begin(from_any, 0, nullptr, 0, 42);
+  CHECK(last().starts_with("recv(int8, 5 elements, from any rank, tag 42), message 0, waiting in it for 0."));
+  messages.match(received, 3, 42, 6);
+  messages.start(received);
+  CHECK(last().starts_with("recv(int8, 5 elements, from rank 3, tag 42), message 6, in it for 0."));
+  messages.end(received, FlightRecord::completed, Algorithm::automatic);
+  CHECK(last().find("message 6, completed 0.") != std::string::npos);
+  const uint64_t tenth = ring.begin(d, 10, nullptr, 0);
+  CHECK(last().find("call 10, waiting in it") != std::string::npos);
+  ring.end(tenth, FlightRecord::completed, Algorithm::two_shot);
+  CHECK(last().find("call 10, completed") != std::string::npos);
   messages.begin({5, Collective::send, Op::sum, DType::i8, Algorithm::automatic, 3}, 1, nullptr, 0, 42);
-  CHECK(last().find("call 8") != std::string::npos);
+  CHECK(last().starts_with("send(int8, 5 elements, to rank 3, tag 42), message 1, waiting in it for 0."));
   const FlightRecord message = read_flight(*pages).back();
   CHECK(message.collective == uint8_t(Collective::send) && message.root == 3 && message.tag == 42);
 }
