@@ -10,6 +10,7 @@ import pytest
 import topology_machines as machines
 from topology_files import FILES, refuse, run, write
 
+from collectives.topology.commands.description import describe
 from collectives.topology.draw_layout import Box, layout
 from collectives.topology.draw_links import fabric
 from collectives.topology.graph import Link, LinkKind, Node, NodeKind, Topology, TopologyError
@@ -113,3 +114,19 @@ def test_nothing_is_an_empty_picture(files: Path) -> None:
     draw(Topology([]), files / "empty.svg")
     with pytest.raises(TopologyError):
         draw(load(files / "pairs.txt"), files / "picture.exe")
+
+
+@pytest.mark.skipif(not machines.SHARED.is_dir(), reason="the recorded machines are not here")
+def test_recorded_machines_are_described_and_laid_out() -> None:
+    done = 0
+    for path in sorted(machines.SHARED.glob("*/*")):
+        try:
+            topology = load(path)
+        except TopologyError:
+            continue
+        assert len(describe(topology)["devices"]) == len(topology.gpus)
+        found = layout(topology)
+        for a, b in itertools.combinations(found.boxes.values(), 2):
+            assert not overlap(a, b), (path, a, b)
+        done += 1
+    assert done > 50
