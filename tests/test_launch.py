@@ -40,7 +40,10 @@ def shell(world: int, script: str) -> subprocess.CompletedProcess[str]:
 def start(world: int, script: str, stdin: IO[bytes] | int | None = None) -> subprocess.Popen[str]:
     """Start ranks of a shell script and wait until each has written a line, its process id first."""
     command = [*LAUNCH, "-np", str(world), "bash", "-c", script]
-    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    # A shell that runs the tests in the background has them ignore SIGINT, and launch honours that.
+    restored = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    return subprocess.Popen(command, stdin=stdin, stdout=pipe, stderr=pipe, text=True, preexec_fn=restored)
 
 
 def lines(process: subprocess.Popen[str], count: int) -> list[str]:
