@@ -120,7 +120,8 @@ void Queue::drive(QueuedWork& work, double seconds) {
   while (!work.isCompleted()) {
     // A call cannot be left in the middle, so whoever has a limit does not begin one. Nor does whoever waits
     // for callbacks alone begin what lies behind: that may need what this thread is to do next.
-    if (!running_ && !work.taken_ && seconds == 0) {
+    // Once stop() has emptied the queue, it fails the call.
+    if (!running_ && !waiting_.empty() && !work.taken_ && seconds == 0) {
       run_front(lock, false);
       if (work.isCompleted()) continue;
       lock.unlock();

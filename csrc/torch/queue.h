@@ -46,7 +46,8 @@ class Queue : public std::enable_shared_from_this<Queue> {
   void stop(const std::exception_ptr& reason);
 
  private:
-  static constexpr std::chrono::microseconds kPatience{50};  // a worker that wakes takes 20 to 40 of them
+  static constexpr std::chrono::microseconds kPatience{
+      50};  // a worker that wakes took about 40 of them, measured
 
   void work_off();
   void run_front(std::unique_lock<std::mutex>& lock, bool is_worker);

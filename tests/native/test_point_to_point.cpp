@@ -1,4 +1,5 @@
 // Messages with ranks as threads of one process. They share one mapping, so ThreadSanitizer sees every race.
+// Long, because all parts use the same patterns of values; to be split by subject, as the Python tests are.
 #include <atomic>
 #include <barrier>
 #include <chrono>
